@@ -1,0 +1,57 @@
+"""minipaged: a small engine that serves language models from a paged KV cache, and the course that builds it.
+
+Importing this package is cheap: the names below are loaded when they are first used, so neither a model,
+a GPU nor triton is needed to look around.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_EXPORTS = {
+    "LLM": "minipaged.engine.llm",
+    "SamplingParams": "minipaged.engine.sampling_params",
+    "RequestOutput": "minipaged.engine.outputs",
+    "CompletionOutput": "minipaged.engine.outputs",
+    "ModelConfig": "minipaged.config",
+    "CacheConfig": "minipaged.config",
+    "EngineConfig": "minipaged.config",
+    "KVSpec": "minipaged.memory",
+    "BlockPool": "minipaged.cache.block_pool",
+    "BlockTable": "minipaged.cache.block_table",
+    "KVStorage": "minipaged.cache.storage",
+    "AttentionBatch": "minipaged.attention.batch",
+    "load_model": "minipaged.model.loading",
+}
+
+if TYPE_CHECKING:
+    from minipaged.attention.batch import AttentionBatch as AttentionBatch
+    from minipaged.cache.block_pool import BlockPool as BlockPool
+    from minipaged.cache.block_table import BlockTable as BlockTable
+    from minipaged.cache.storage import KVStorage as KVStorage
+    from minipaged.config import CacheConfig as CacheConfig
+    from minipaged.config import EngineConfig as EngineConfig
+    from minipaged.config import ModelConfig as ModelConfig
+    from minipaged.engine.llm import LLM as LLM
+    from minipaged.engine.outputs import CompletionOutput as CompletionOutput
+    from minipaged.engine.outputs import RequestOutput as RequestOutput
+    from minipaged.engine.sampling_params import SamplingParams as SamplingParams
+    from minipaged.memory import KVSpec as KVSpec
+    from minipaged.model.loading import load_model as load_model
+
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
