@@ -1,1 +1,1 @@
-"""What the lessons use and the engine does not: request mixes, figures, widgets, graders and the notebook build."""
+"""What the lessons use and the engine does not: request mixes, figures, widgets, graders, the build."""

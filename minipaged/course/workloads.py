@@ -1,4 +1,4 @@
-"""The request mixes of the lessons, the demo and the benchmarks: made ones, real ones, and lengths like the paper's.
+"""The request mixes of the lessons, the demo and the benchmarks: made, real, and drawn like the paper's.
 
 Everything here is deterministic: files of the package, or draws from a seeded generator.
 """
@@ -46,7 +46,7 @@ def azure_lengths(trace: Literal["conv", "code"] = "conv") -> Lengths:
     """int64 [n, 2]: context and generated tokens of real requests to Azure, in order of arrival.
 
     `conv` is conversation (19 366 requests), `code` is code completion (8 819). Source: Azure Public Dataset,
-    AzureLLMInferenceTrace_conv and _code of 2023, Microsoft, CC-BY 4.0; described in Patel et al., Splitwise, 2024.
+    AzureLLMInferenceTrace_conv and _code of 2023, Microsoft, CC-BY 4.0; Patel et al., Splitwise, 2024.
     """
     if trace not in ("conv", "code"):
         raise ValueError(f"no Azure trace {trace!r}; there are 'conv' and 'code'")
@@ -57,14 +57,12 @@ def azure_lengths(trace: Literal["conv", "code"] = "conv") -> Lengths:
 def lognormal_lengths(workload: Literal["sharegpt", "alpaca"], n: int, seed: int) -> Lengths:
     """int64 [n, 2]: log-normal prompt and output lengths with the means of one of the paper's workloads.
 
-    Both lengths are drawn independently, are at least 1, and together at most `PAPER_MAX_LEN`: the output of a
-    request that would go on is cut there, as the server does. That cut lowers the mean ShareGPT output by some 4 %.
+    Both are drawn independently, at least 1, and together at most `PAPER_MAX_LEN`: the output of a request
+    that would go on is cut there, as a server does. That lowers the mean ShareGPT output by some 4 %.
     """
     if workload not in PAPER_MEANS:
         raise ValueError(f"no workload {workload!r}; there are 'sharegpt' and 'alpaca'")
-    mu = (
-        np.log(PAPER_MEANS[workload]) - LENGTH_SIGMA**2 / 2
-    )  # the mean of a log-normal is exp(mu + sigma^2 / 2)
+    mu = np.log(PAPER_MEANS[workload]) - LENGTH_SIGMA**2 / 2  # its mean is exp(mu + sigma^2 / 2)
     drawn = np.random.default_rng(seed).lognormal(mu, LENGTH_SIGMA, size=(n, 2))
     prompt = np.clip(np.rint(drawn[:, 0]), 1, PAPER_MAX_LEN - 1)
     output = np.clip(np.rint(drawn[:, 1]), 1, PAPER_MAX_LEN - prompt)
