@@ -1,0 +1,160 @@
+"""What a model, a cache and an engine are: frozen dataclasses that refuse impossible values.
+
+Every refusal names the field, the value found and what is allowed, before anything is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+CACHE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+
+
+def require_at_least(config: object, minimum: int, *names: str) -> None:
+    """Raise ValueError unless each named field is a whole number of at least `minimum`."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name} is {value!r}, a whole number is needed")
+        if value < minimum:
+            raise ValueError(f"{name} is {value}, the least allowed is {minimum}")
+
+
+def require_positive_number(config: object, *names: str) -> None:
+    """Raise ValueError unless each named field is a finite number above zero."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name} is {value!r}, a number is needed")
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}, a finite number above 0 is needed")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's stretch of the rotary frequencies to contexts beyond the trained length.
+
+    Frequencies with a wavelength above `original_max_position_embeddings / low_freq_factor` are divided by
+    `factor`; those below `.../high_freq_factor` stay; between the two they are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        require_positive_number(self, "factor", "low_freq_factor", "high_freq_factor")
+        require_at_least(self, 1, "original_max_position_embeddings")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor}, it must be above low_freq_factor "
+                f"({self.low_freq_factor})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of one Llama-family model (Touvron et al. 2023, with grouped queries: Ainslie et al. 2023).
+
+    `head_size` is stated on its own: some models have `num_query_heads * head_size != hidden_size`.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            self, 1, "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_query_heads",
+            "num_kv_heads", "head_size", "max_position_embeddings",
+        )  # fmt: skip
+        require_positive_number(self, "rms_norm_eps", "rope_theta")
+        if self.num_query_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_query_heads is {self.num_query_heads}, it must be a multiple of num_kv_heads "
+                f"({self.num_kv_heads})"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"head_size is {self.head_size}, rotary embedding needs an even number")
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}, true or false is needed")
+        for name, ids in (
+            ("eos_token_id", self.eos_token_ids),
+            ("bos_token_id", token_ids(self.bos_token_id)),
+        ):
+            for token in ids:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                    raise ValueError(f"{name} is {token!r}, the vocabulary has {self.vocab_size} tokens")
+
+    @property
+    def queries_per_kv(self) -> int:
+        """Query heads that read one key/value head: query head h reads KV head `h // queries_per_kv`."""
+        return self.num_query_heads // self.num_kv_heads
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Read the dictionary in a Hugging Face `config.json`; raise ValueError for what is not supported."""
+        from minipaged.model.hf_config import config_from_hf  # reads files' fields; needed only by loaders
+
+        return config_from_hf(config)
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """The ids in a config's `eos_token_id`, which holds one id, a list of ids or null."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged cache: `num_blocks` blocks of `block_size` tokens, and `num_host_blocks` more for swap."""
+
+    num_blocks: int
+    dtype: torch.dtype
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    num_host_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "num_blocks", "block_size")
+        require_at_least(self, 0, "num_host_blocks")
+        if self.dtype not in CACHE_DTYPES:
+            supported = ", ".join(map(str, CACHE_DTYPES))
+            raise ValueError(f"cache dtype is {self.dtype}, supported are {supported}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Limits and policies of the scheduler; lengths in tokens."""
+
+    max_model_len: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        if self.preemption not in ("recompute", "swap", "auto"):
+            raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark is {self.watermark}, a share from 0 to below 1 is needed")
