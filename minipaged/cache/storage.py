@@ -1,0 +1,138 @@
+"""The K and V tensors that the block ids of a `BlockPool` stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minipaged.cache.block_table import BlockCopy
+from minipaged.memory import KVSpec
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """One layer's view of the storage.
+
+    key, value: [num_blocks, block_size, num_kv_heads, head_size] in the KV dtype.
+    key_scale, value_scale: [num_blocks, block_size, num_kv_heads] float32 for int8 and fp8, else None.
+    A stored vector times its scale is the vector that was written.
+    """
+
+    key: Tensor
+    value: Tensor
+    key_scale: Tensor | None
+    value_scale: Tensor | None
+
+    def write(
+        self,
+        slots: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
+    ) -> None:
+        """Store one row per token.
+
+        slots: [num_tokens] int64. key, value: [num_tokens, num_kv_heads, head_size] in the KV dtype.
+        key_scale, value_scale: [num_tokens, num_kv_heads] float32, where the dtype has scales.
+        """
+        stored = (self.key, self.value, self.key_scale, self.value_scale)
+        rows = (key, value, key_scale, value_scale)
+        if [t if t is None else t.dtype for t in stored] != [t if t is None else t.dtype for t in rows]:
+            raise ValueError(f"rows must be {self.key.dtype}, with float32 scales for int8 and fp8 only")
+        for old, new in zip(stored, rows, strict=True):
+            if old is not None and new is not None:
+                _raw(old).flatten(0, 1)[slots] = _raw(new)  # [num_slots, num_kv_heads, ...]
+
+
+class KVStorage:
+    """Keys and values of all layers, one allocation for each kind.
+
+    key, value: [num_layers, num_blocks, block_size, num_kv_heads, head_size] in `spec.dtype`.
+    key_scale, value_scale: [num_layers, num_blocks, block_size, num_kv_heads] float32, or None.
+    Fresh memory is not cleared: a slot has no meaning until it is written.
+    """
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks is {num_blocks}, block_size {block_size}: both must be at least 1")
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        rows = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads)
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+
+        self.key = empty((*rows, spec.head_size), spec.dtype)
+        self.value = empty((*rows, spec.head_size), spec.dtype)
+        self.key_scale = empty(rows, torch.float32) if spec.is_quantized else None
+        self.value_scale = empty(rows, torch.float32) if spec.is_quantized else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor whose dimension 1 is the block: whatever moves a block moves its part of each."""
+        return [t for t in (self.key, self.value, self.key_scale, self.value_scale) if t is not None]
+
+    @property
+    def device(self) -> torch.device:
+        return self.key.device
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
+
+    def layer(self, index: int) -> LayerKV:
+        if self.key_scale is None or self.value_scale is None:
+            return LayerKV(self.key[index], self.value[index], None, None)
+        return LayerKV(self.key[index], self.value[index], self.key_scale[index], self.value_scale[index])
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Do all copies at once: every source is read before any destination is written."""
+        self.copy_to(self, copies)
+
+    def copy_to(self, other: KVStorage, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of this storage to blocks of `other`, on any device, scales included.
+
+        Raises ValueError for differing shapes, an id out of range, or a destination given twice.
+        """
+        if not copies:
+            return
+        self._require_copyable(other, copies)
+        src = torch.tensor([copy.src for copy in copies], device=self.device)
+        dst = torch.tensor([copy.dst for copy in copies], device=other.device)
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            blocks = _raw(mine)[:, src]  # [num_layers, num_copies, block_size, ...], a copy of its own
+            _raw(theirs)[:, dst] = blocks.to(other.device)
+
+    def _require_copyable(self, other: KVStorage, copies: Sequence[BlockCopy]) -> None:
+        if (self.spec, self.block_size) != (other.spec, other.block_size):
+            raise ValueError(
+                f"cannot copy blocks of {self.spec}, block_size {self.block_size} "
+                f"to {other.spec}, block_size {other.block_size}"
+            )
+        for copy in copies:
+            if not (0 <= copy.src < self.num_blocks and 0 <= copy.dst < other.num_blocks):
+                raise ValueError(f"{copy} is out of range: {self.num_blocks} to {other.num_blocks} blocks")
+        if len({copy.dst for copy in copies}) != len(copies):
+            raise ValueError(f"a destination is given twice in {list(copies)}")
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The same memory as plain bytes where the dtype is fp8, for which torch has few operations."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
