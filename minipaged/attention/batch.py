@@ -1,0 +1,121 @@
+"""AttentionBatch: everything one step of attention has to know about its sequences.
+
+The queries of all sequences lie one behind the other in one tensor, without padding. For each sequence the
+batch says where its queries are, how many keys it can see, and in which blocks of the cache they lie:
+
+    three sequences, block size 4             query_start   [0, 1, 4, 6]
+      A decodes its 6th token                 context_lens  [6, 3, 9]
+      B prefills 3 tokens                     block_tables  [[7, 2, -], [5, -, -], [0, 9, 4]]
+      C prefills its last 2 of 9 tokens       slot_mapping  [9,  20, 21, 22,  39, 16]
+
+A's 6th token is at position 5: block 5 // 4 = 1 of its table is physical block 2, and the slot is
+2 * 4 + 5 % 4 = 9.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBatch:
+    """One step of attention; the only thing that tells a backend about it.
+
+    The three integers are kept on the host so that a kernel launch never waits for the device. A batch
+    describes one step: make a new one for the next step, because backends remember what they derived from it.
+    """
+
+    query_start: Tensor
+    """int32 [num_seqs + 1]: sequence i has the query rows query_start[i] to query_start[i + 1]."""
+    context_lens: Tensor
+    """int32 [num_seqs]: keys of each sequence, those written in this step included."""
+    block_tables: Tensor
+    """int32 [num_seqs, max_blocks]: physical block ids; entries behind the last live block are never read."""
+    slot_mapping: Tensor
+    """int64 [num_tokens]: the slot (block * block_size + offset) each new key and value is written to."""
+    positions: Tensor
+    """int64 [num_tokens]: position of each query token in its sequence."""
+    block_size: int
+    max_query_len: int
+    max_context_len: int
+
+    @property
+    def num_seqs(self) -> int:
+        return self.context_lens.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slot_mapping.shape[0]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether no sequence brings more than one query token."""
+        return self.max_query_len <= 1
+
+    @classmethod
+    def build(
+        cls,
+        block_lists: Sequence[Sequence[int]],
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> "AttentionBatch":
+        """Make a batch from plain lists, one entry per sequence.
+
+        The last `query_lens[i]` of the `context_lens[i]` tokens of sequence i are the ones computed in this
+        step; `block_lists[i]` holds the ids of its blocks and may be longer than needed.
+
+        Raises ValueError when the lists differ in length, a sequence has more queries than keys, or its
+        blocks cannot hold its keys.
+        """
+        if not len(block_lists) == len(query_lens) == len(context_lens):
+            raise ValueError(
+                f"{len(block_lists)} block lists, {len(query_lens)} query lengths and "
+                f"{len(context_lens)} context lengths do not describe the same sequences"
+            )
+        for i, (blocks, queries, keys) in enumerate(zip(block_lists, query_lens, context_lens, strict=True)):
+            if not 0 <= queries <= keys:
+                raise ValueError(f"sequence {i} has {queries} queries and {keys} keys")
+            if keys > len(blocks) * block_size:
+                raise ValueError(
+                    f"sequence {i} has {keys} keys, its {len(blocks)} blocks hold {len(blocks) * block_size}"
+                )
+        tables = np.zeros((len(block_lists), max(map(len, block_lists), default=0)), dtype=np.int32)
+        for row, blocks in zip(tables, block_lists, strict=True):
+            row[: len(blocks)] = blocks
+        query, context = np.array(query_lens, dtype=np.int64), np.array(context_lens, dtype=np.int64)
+        query_start = np.concatenate([[0], np.cumsum(query)]).astype(np.int32)
+        positions, slots = new_token_slots(tables, query, context, block_size)
+
+        def on_device(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+            return torch.from_numpy(array).to(device=device, dtype=dtype)
+
+        return cls(
+            query_start=on_device(query_start, torch.int32),
+            context_lens=on_device(context, torch.int32),
+            block_tables=on_device(tables, torch.int32),
+            slot_mapping=on_device(slots, torch.int64),
+            positions=on_device(positions, torch.int64),
+            block_size=block_size,
+            max_query_len=max(query_lens, default=0),
+            max_context_len=max(context_lens, default=0),
+        )
+
+
+def new_token_slots(
+    block_tables: np.ndarray, query_lens: np.ndarray, context_lens: np.ndarray, block_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and cache slots of the tokens a step computes.
+
+    `block_tables` [num_seqs, max_blocks], `query_lens` and `context_lens` [num_seqs]; the new tokens of a
+    sequence are its last ones. Returns two int64 arrays [num_tokens], without a Python loop over tokens.
+    """
+    owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [num_tokens], the sequence of each token
+    first_row = np.cumsum(query_lens) - query_lens
+    positions = np.arange(len(owner)) + (context_lens - query_lens - first_row)[owner]
+    blocks = block_tables[owner, positions // block_size].astype(np.int64)
+    return positions, blocks * block_size + positions % block_size
