@@ -17,7 +17,7 @@ _EXPORTS = {
     "CompletionOutput": "minipaged.engine.outputs",
     "ModelConfig": "minipaged.config",
     "CacheConfig": "minipaged.config",
-    "EngineConfig": "minipaged.config",
+    "EngineConfig": "minipaged.engine.config",
     "KVSpec": "minipaged.memory",
     "BlockPool": "minipaged.cache.block_pool",
     "BlockTable": "minipaged.cache.block_table",
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockTable as BlockTable
     from minipaged.cache.storage import KVStorage as KVStorage
     from minipaged.config import CacheConfig as CacheConfig
-    from minipaged.config import EngineConfig as EngineConfig
     from minipaged.config import ModelConfig as ModelConfig
+    from minipaged.engine.config import EngineConfig as EngineConfig
     from minipaged.engine.llm import LLM as LLM
     from minipaged.engine.outputs import CompletionOutput as CompletionOutput
     from minipaged.engine.outputs import RequestOutput as RequestOutput
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from minipaged.memory import KVSpec as KVSpec
     from minipaged.model.loading import load_model as load_model
 
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+__all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,68 @@
+# Every command of this repository. `make help` lists them; all but `help` and `clean` set up .venv first.
+
+# The tested Python first. Name another with `make setup PYTHON=/path/to/python`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
+# Where to look for PyTorch besides PyPI; https://download.pytorch.org/whl/cpu has the small CPU wheels.
+TORCH_INDEX ?=
+# Passed on to the command: `make demo ARGS=--quick`.
+ARGS ?=
+# Test processes at once. One torch thread each: two pools on two cores stall each other.
+JOBS ?= 2
+
+BIN := .venv/bin
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=1
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+# Folders whose stored notebooks are run again and compared.
+NOTEBOOKS := $(wildcard notebooks solutions)
+
+.PHONY: help setup doctor demo test unit notebooks lint types lab kernels fuzz clean
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## create .venv, install the pinned packages, fetch the model file (a second call does nothing)
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+		echo "setup: minipaged needs Python 3.11 or newer and found none on PATH: install one (Debian, Ubuntu: apt-get" \
+			"install python3 python3-venv; macOS: brew install python@3.11) or name it: make setup PYTHON=/path/to/python" >&2; \
+		exit 1; \
+	fi; \
+	"$$python" scripts/setup_env.py $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
+
+doctor: setup ## say what this machine has, and what will run on it
+	@$(BIN)/minipaged doctor $(ARGS)
+
+demo: setup ## serve one batch under both memory policies and compare (ARGS=--quick: under a minute)
+	@$(BIN)/minipaged demo $(ARGS)
+
+test: unit notebooks ## run every test and re-run every notebook against its stored outputs
+
+unit: setup ## run the tests of the package only
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
+
+notebooks: setup ## re-run the notebooks only
+ifneq ($(NOTEBOOKS),)
+	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest -q $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
+endif
+
+lint: setup ## check style and spelling
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+
+types: setup ## check types
+	$(BIN)/mypy
+
+lab: setup ## open the course in JupyterLab
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+kernels: setup ## compile the Triton kernels for real GPUs, without one, and print what they cost
+	@$(BIN)/minipaged kernels $(ARGS)
+
+fuzz: setup ## drive the memory manager with many more random histories than the tests do (about an hour)
+	$(ONE_THREAD) MINIPAGED_FUZZ=25 $(BIN)/python -m pytest -n $(JOBS) --timeout 0 -m fuzz tests $(ARGS)
+
+clean: ## remove .venv and everything the commands wrote
+	rm -rf .venv out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,100 @@
+"""The `minipaged` command: finds the subcommand, imports only that one, runs it.
+
+Exit codes: 0 done, 1 failed with one sentence on stderr, 2 wrong usage, 130 stopped with Ctrl-C.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from minipaged import __version__
+from minipaged.commands import CommandError
+
+# command -> one line for the list; `a b` lives in minipaged/commands/a_b.py
+COMMANDS = {
+    "doctor": "say what this machine has, and what will run on it",
+    "demo": "serve one batch under both memory policies and compare",
+    "generate": "answer one prompt, streaming",
+    "bench memory": "measure how much of the KV memory holds tokens, per policy and block size",
+    "kernels": "compile the Triton kernels for real GPUs, without one, and print what they cost",
+}
+
+
+def load_command(name: str) -> ModuleType:
+    """Import the module behind a command of COMMANDS."""
+    return import_module("minipaged.commands." + name.replace(" ", "_"))
+
+
+def command_list(prefix: str = "") -> str:
+    """The help text: every command that starts with `prefix`, one a line."""
+    rows = [f"  {name:<14} {text}" for name, text in COMMANDS.items() if name.startswith(prefix)]
+    return "\n".join(
+        [
+            f"usage: minipaged {prefix or 'COMMAND'} [options]",
+            "",
+            "Serve a language model from a paged KV cache, and see where the memory goes.",
+            "",
+            *rows,
+            "",
+            "`minipaged COMMAND --help` explains one of them. Start with `minipaged doctor`.",
+        ]
+    )
+
+
+def find_command(arguments: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Split ["bench", "memory", "--json"] into ("bench memory", ["--json"]); None if unknown."""
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in COMMANDS and len(arguments) >= words:
+            return name, list(arguments[words:])
+    return None
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Parse the command's own arguments and run it."""
+    module = load_command(name)
+    parser = argparse.ArgumentParser(
+        prog=f"minipaged {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(arguments)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `minipaged` and `python -m minipaged`; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments in (["--version"], ["-V"]):
+        print(f"minipaged {__version__}")
+        return 0
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(command_list())
+        return 0 if arguments else 2
+    found = find_command(arguments)
+    if found is None:
+        group = any(name.startswith(arguments[0] + " ") for name in COMMANDS)
+        if not group:
+            print(f"minipaged: there is no command {arguments[0]!r}\n", file=sys.stderr)
+        print(command_list(arguments[0] if group else ""), file=sys.stderr)
+        return 2
+    try:
+        code = run_command(*found)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"minipaged {found[0]}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nminipaged {found[0]}: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output left, as in `minipaged demo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

