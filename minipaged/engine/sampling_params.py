@@ -1,0 +1,176 @@
+"""What a user asks of the sampler, checked when it is asked. Names, defaults and meanings are vLLM's.
+
+A wrong value is refused here, before any request exists, by an error that names the value and the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+MAX_N = 16384  # vLLM's default bound on parallel samples of one request
+MIN_TEMPERATURE = 0.01  # below this a division overflows float32; vLLM raises such values to it as well
+SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1  # what torch.Generator.manual_seed takes
+
+
+def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    if not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} must be {limit}, got {value}")
+
+
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    number = isinstance(value, (int, float)) and math.isfinite(value)
+    if not number or not (low < value if open_low else low <= value) or value > high:  # type: ignore[operator]
+        bracket = "(" if open_low else "["
+        end = f"{high:g}]" if math.isfinite(high) else "inf)"
+        raise ValueError(f"{name} must be in {bracket}{low:g}, {end}, got {value!r}")
+
+
+def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop must hold non-empty strings, got {text!r}")
+    return strings
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when they end.
+
+    Attributes:
+        n: sequences returned for the prompt, 1 … 16384. They share the prompt's blocks.
+        presence_penalty: subtracted from the logit of each token already in the output, in [-2, 2].
+        frequency_penalty: the same, times how often the token is in the output, in [-2, 2].
+        repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens of the prompt and
+            the output, > 0; 1 is off.
+        temperature: divides the logits, in [0, 2]. 0 is greedy; values in (0, 0.01) are raised to 0.01.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; at least one.
+        top_k: keep this many of the most likely tokens; 0, -1 and None are off.
+        min_p: drop tokens less likely than this times the most likely one, in [0, 1].
+        seed: fixes the random numbers of this request, whatever runs beside it. None draws fresh ones.
+        stop: strings that end the output; cut from the text unless `include_stop_str_in_output`.
+        stop_token_ids: tokens that end the output; kept in `token_ids`, left out of the text.
+        ignore_eos: go on after an end-of-sequence token.
+        max_tokens: most tokens to generate, at least 1. None: up to the context limit.
+        min_tokens: no end-of-sequence, stop token or stop string may end the output before this many tokens.
+        logprobs: most likely tokens to report per output token, beside the chosen one; -1 is all of them.
+        prompt_logprobs: the same for the tokens of the prompt.
+        detokenize: produce text. Stop strings need it.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string (or stop token) in the text.
+
+    Raises:
+        ValueError: a value outside its range; a stop string without detokenize; n > 1 with temperature 0.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Iterable[str] | None = ()
+    stop_token_ids: Iterable[int] | None = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        put = object.__setattr__  # the usual way to tidy fields of a frozen dataclass
+        strings, token_ids = _stop_strings(self.stop), tuple(dict.fromkeys(self.stop_token_ids or ()))
+        for token_id in token_ids:
+            _whole("a stop_token_id", token_id, 0)
+        if strings and not self.detokenize:
+            raise ValueError(f"stop strings need detokenize=True, got stop={strings}")
+        put(self, "stop", strings)
+        put(self, "stop_token_ids", token_ids)
+        if self.top_k in (None, -1):
+            put(self, "top_k", 0)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            put(self, "temperature", MIN_TEMPERATURE)
+        if self.is_greedy and self.n > 1:
+            raise ValueError(f"n must be 1 with temperature 0 (all samples would be equal), got {self.n}")
+
+    def _check_numbers(self) -> None:
+        _whole("n", self.n, 1, MAX_N)
+        _real("presence_penalty", self.presence_penalty, -2, 2)
+        _real("frequency_penalty", self.frequency_penalty, -2, 2)
+        _real("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        _real("temperature", self.temperature, 0, 2)
+        _real("top_p", self.top_p, 0, 1, open_low=True)
+        _real("min_p", self.min_p, 0, 1)
+        if self.top_k is not None:
+            _whole("top_k", self.top_k, -1)
+        if self.seed is not None:
+            _whole("seed", self.seed, SEED_MIN, SEED_MAX)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), -1)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as it is kept after the check."""
+        return cast("tuple[str, ...]", self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        """The most likely token is taken and no random number is drawn."""
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Earlier tokens change the logits."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How beam search runs, with vLLM's names and defaults.
+
+    Attributes:
+        beam_width: hypotheses kept after every step, and sequences returned at most.
+        max_tokens: most tokens to generate.
+        ignore_eos: an end-of-sequence token is a token like any other.
+        temperature: divides the logits before log-probabilities are taken, in [0, 2]; 0 leaves them as they are.
+        length_penalty: exponent of the output length that divides a hypothesis' summed log-probability.
+            0 ranks by the sum; larger values favour longer output.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _whole("beam_width", self.beam_width, 1)
+        _whole("max_tokens", self.max_tokens, 1)
+        _real("temperature", self.temperature, 0, 2)
+        _real("length_penalty", self.length_penalty, -math.inf, math.inf)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", MIN_TEMPERATURE)
