@@ -1,0 +1,19 @@
+"""The figures of the course, in one style. Each function takes data and returns a matplotlib `Figure`.
+
+Figures are made without pyplot: nothing global changes, and none stays open. Marks that carry data have a
+`gid`, by which the tests find them and an SVG reader can address them.
+"""
+
+from minipaged.course.figures.blocks import blocks_and_table
+from minipaged.course.figures.memory import StepSample, memory_against_length, memory_over_time
+from minipaged.course.figures.style import png_bytes, save, show
+
+__all__ = [
+    "StepSample",
+    "blocks_and_table",
+    "memory_against_length",
+    "memory_over_time",
+    "png_bytes",
+    "save",
+    "show",
+]

@@ -1,0 +1,144 @@
+"""Memory against time and against length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from minipaged.course.figures.style import BLUE, GREY, INK, PALE, house_style, label
+
+MIB = 2**20
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+
+
+class StepSample(Protocol):
+    """What the engine holds after one step."""
+
+    @property
+    def time(self) -> float: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+
+
+@house_style
+def memory_over_time(
+    series: Mapping[str, Sequence[StepSample]], budget_bytes: int, *, x_label: str = "time (s)"
+) -> Figure:
+    """KV memory reserved and really used, and requests running, one column for each memory policy.
+
+    Args:
+        series: name of the policy -> samples in order of time. All columns share one time axis.
+        budget_bytes: the KV budget that every policy was given.
+        x_label: name and unit of `StepSample.time`.
+    """
+    figure = Figure(figsize=(4.1 * len(series), 4.0), layout="constrained")
+    grid = figure.subplots(
+        2,
+        len(series),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        height_ratios=(2.2, 1),
+        gridspec_kw={"wspace": 0.06},
+    )
+    last = max(sample.time for samples in series.values() for sample in samples)
+    for column, (name, samples) in enumerate(series.items()):
+        memory, running = grid[:, column]
+        _draw_memory(memory, name, samples, budget_bytes)
+        _draw_running(running, name, samples)
+        running.set_xlabel(x_label)
+        running.set_xlim(0, last)
+    grid[0, 0].set_ylabel("KV memory (MiB)")
+    grid[1, 0].set_ylabel("requests at once")
+    grid[0, 0].set_ylim(0, 1.22 * budget_bytes / MIB)
+    grid[1, 0].set_ylim(0, 1.35 * max(sample.running for samples in series.values() for sample in samples))
+    return figure
+
+
+def _draw_memory(axes: Axes, name: str, samples: Sequence[StepSample], budget_bytes: int) -> None:
+    time = np.array([sample.time for sample in samples])
+    reserved = np.array([sample.reserved_bytes for sample in samples]) / MIB
+    used = np.array([sample.used_bytes for sample in samples]) / MIB
+    axes.set_title(name)
+    axes.fill_between(time, used, reserved, step="post", color=PALE, linewidth=0, gid=f"waste:{name}")
+    axes.fill_between(time, 0, used, step="post", color=BLUE, alpha=0.9, linewidth=0)
+    axes.plot(time, reserved, drawstyle="steps-post", color=INK, linewidth=1.0, gid=f"reserved:{name}")
+    axes.plot(time, used, drawstyle="steps-post", color=BLUE, linewidth=1.0, gid=f"used:{name}")
+    axes.axhline(budget_bytes / MIB, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), gid=f"budget:{name}")
+    label(axes, 0, budget_bytes / MIB, f"budget, {budget_bytes / MIB:g} MiB", offset=(4, 4))
+    _name_areas(axes, time, reserved, used, budget_bytes / MIB)
+
+
+def _name_areas(axes: Axes, time: np.ndarray, reserved: np.ndarray, used: np.ndarray, budget: float) -> None:
+    """Name each area where, over a stretch as wide as the words, it is highest; leave it out where it is thin."""
+    width = max(len(time) // 4, 1)
+    centre = {"ha": "center", "va": "center"}
+    for text, low, high, color in (
+        ("holds tokens", np.zeros_like(used), used, "white"),
+        ("reserved, empty", used, reserved, INK),
+    ):
+        floor = np.array([low[i : i + width].max() for i in range(len(time) - width + 1)])
+        ceiling = np.array([high[i : i + width].min() for i in range(len(time) - width + 1)])
+        best = int(np.argmax(ceiling - floor))
+        if ceiling[best] - floor[best] > 0.09 * budget:
+            x = (time[best] + time[best + width - 1]) / 2
+            label(axes, x, (floor[best] + ceiling[best]) / 2, text, color=color, **centre)
+
+
+def _draw_running(axes: Axes, name: str, samples: Sequence[StepSample]) -> None:
+    time = np.array([sample.time for sample in samples])
+    running = np.array([sample.running for sample in samples])
+    axes.plot(time, running, drawstyle="steps-post", color=INK, linewidth=1.2, gid=f"running:{name}")
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    peak = int(np.argmax(running))
+    label(axes, time[peak], running[peak], f"at most {running[peak]}", offset=(3, 4))
+
+
+@house_style
+def memory_against_length(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    points: Sequence[tuple[float, float]] = (),
+    points_label: str = "measured",
+    limit: tuple[str, float] | None = None,
+    x_label: str = "sequence length (tokens)",
+    y_label: str = "KV memory",
+) -> Figure:
+    """Memory against sequence length. The first line is blue, the others grey; each is named at its end.
+
+    Args:
+        lines: name -> (tokens, bytes) pairs.
+        points: measured (tokens, bytes) pairs, drawn as dots over the lines.
+        limit: name and height in bytes of a level that memory must not pass.
+    """
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    top = max(y for line in lines.values() for _, y in line)
+    unit, unit_name = next((size, name) for size, name in UNITS if top >= size)
+    for name, line in lines.items():
+        x, y = np.array(line, dtype=float).T
+        color = BLUE if name == next(iter(lines)) else GREY
+        axes.plot(x, y / unit, color=color, gid=f"line:{name}", zorder=2)
+        label(axes, x[-1], y[-1] / unit, name, color=color, offset=(6, 0), va="center")
+    if points:
+        x, y = np.array(points, dtype=float).T
+        axes.plot(x, y / unit, "o", color=INK, markersize=4.5, gid="points", zorder=3, clip_on=False)
+        middle = len(points) // 2
+        label(axes, x[middle], y[middle] / unit, points_label, offset=(8, -12))
+    if limit:
+        axes.axhline(limit[1] / unit, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), gid="limit")
+        label(axes, 0, limit[1] / unit, limit[0], offset=(4, 4))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(f"{y_label} ({unit_name})")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}".replace(",", " ")))
+    axes.margins(x=0.02)
+    return figure
