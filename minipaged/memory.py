@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,3 +64,80 @@ class KVSpec:
     def bytes_for(self, num_tokens: int, block_size: int) -> int:
         """Bytes of the blocks that hold `num_tokens` tokens; the last block counts whole."""
         return blocks_for(num_tokens, block_size) * self.bytes_per_block(block_size)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Weights of a Llama-family model. A tied output head is the embedding and counts once."""
+    hidden, head_size = config.hidden_size, config.head_size
+    attention = 2 * hidden * head_size * (config.num_query_heads + config.num_kv_heads)  # q and o, k and v
+    mlp = 3 * hidden * config.intermediate_size  # gate, up, down
+    layer = attention + mlp + 2 * hidden  # two norms
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return embeddings + config.num_layers * layer + hidden  # the last norm
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a card has left for keys and values, and how many requests live in it.
+
+    `card_bytes` is the memory the process may use; `reserve_bytes` is kept for activations and the framework.
+    `bits_per_weight` may be fractional: a 4-bit format with a 16-bit scale for every 32 weights takes 4.5.
+    """
+
+    card_bytes: int
+    num_parameters: int
+    bits_per_weight: float
+    reserve_bytes: int
+    spec: KVSpec
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("card_bytes", "num_parameters", "bits_per_weight", "block_size"):
+            value = getattr(self, name)
+            if value <= 0:
+                raise ValueError(f"{name} is {value}, must be above 0")
+        if self.reserve_bytes < 0:
+            raise ValueError(f"reserve_bytes is {self.reserve_bytes}, must not be negative")
+        if self.kv_bytes < 0:
+            raise ValueError(
+                f"{self.weight_bytes} bytes of weights and {self.reserve_bytes} in reserve do not fit "
+                f"{self.card_bytes} bytes"
+            )
+
+    @classmethod
+    def for_model(
+        cls,
+        config: ModelConfig,
+        *,
+        card_bytes: int,
+        bits_per_weight: float = 16,
+        reserve_bytes: int = 0,
+        kv_dtype: torch.dtype = torch.float16,
+        block_size: int = 16,
+    ) -> MemoryPlan:
+        spec = KVSpec.from_model(config, kv_dtype)
+        return cls(card_bytes, count_parameters(config), bits_per_weight, reserve_bytes, spec, block_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        return math.ceil(self.num_parameters * self.bits_per_weight / 8)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes left for keys and values."""
+        return self.card_bytes - self.weight_bytes - self.reserve_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_bytes // self.spec.bytes_per_block(self.block_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Token slots in whole blocks."""
+        return self.num_blocks * self.block_size
+
+    def requests(self, tokens_per_request: int) -> int:
+        """Requests of this length that are in memory at once, none of them sharing blocks."""
+        if tokens_per_request < 1:
+            raise ValueError(f"tokens_per_request is {tokens_per_request}, must be at least 1")
+        return self.num_blocks // blocks_for(tokens_per_request, self.block_size)

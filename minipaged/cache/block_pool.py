@@ -53,33 +53,41 @@ class BlockPool:
 
     def ref_count(self, block: int) -> int:
         """How many tables hold `block`."""
-        self._require_known((block,))
+        if not 0 <= block < self.num_blocks:
+            raise ValueError(f"block {block} does not exist, the pool has blocks 0 to {self.num_blocks - 1}")
         return self._ref_counts[block]
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are free: what sharing them takes away from `num_free`."""
-        return sum(not self._ref_counts[block] for block in blocks)
+        return sum(not self.ref_count(block) for block in blocks)
 
     def allocate(self, n: int = 1) -> list[int] | None:
         """Take `n` blocks with reference count 1 each, or None when fewer are free.
 
         Blank blocks go first, then cached ones are evicted, least recently used first.
         """
-        if n < 0:
+        if n == 1 and self._blank:  # the usual call: one more block for one sequence
+            blocks = [self._blank.pop()]
+        elif n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
-        num_blank = len(self._blank)
-        if n > num_blank + len(self._cached):
+        elif n > self.num_free:
             return None
-        from_blank = min(n, num_blank)
-        blocks = self._blank[num_blank - from_blank :]
+        else:
+            blocks = self._take(n)
+        for block in blocks:
+            self._ref_counts[block] = 1
+        return blocks
+
+    def _take(self, n: int) -> list[int]:
+        """Remove `n` blocks from the free list, in the order of eviction."""
+        rest = max(0, len(self._blank) - n)
+        blocks = self._blank[rest:]
         blocks.reverse()
-        del self._blank[num_blank - from_blank :]
+        del self._blank[rest:]
         while len(blocks) < n:
             block, _ = self._cached.popitem(last=False)
             self._remove_from_index(block)
             blocks.append(block)
-        for block in blocks:
-            self._ref_counts[block] = 1
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -87,10 +95,9 @@ class BlockPool:
 
         Raises ValueError for an unknown id, an id given twice, or a blank block: it has no contents to share.
         """
-        self._require_known(blocks)
         self._require_distinct(blocks)
         for block in blocks:
-            if not self._ref_counts[block] and block not in self._cached:
+            if not self.ref_count(block) and block not in self._cached:
                 raise ValueError(f"block {block} is free and holds nothing to share")
         for block in blocks:
             if not self._ref_counts[block]:
@@ -104,14 +111,11 @@ class BlockPool:
         tail of a chain first: then it is evicted before the head, without which it could never be hit.
         Raises ValueError for an unknown id, an id given twice, or a block that nobody holds.
         """
-        self._require_known(blocks)
-        self._require_distinct(blocks)
+        self._require_held(blocks)
+        ref_counts = self._ref_counts
         for block in blocks:
-            if not self._ref_counts[block]:
-                raise ValueError(f"block {block} is already free")
-        for block in blocks:
-            self._ref_counts[block] -= 1
-            if not self._ref_counts[block]:
+            ref_counts[block] -= 1
+            if not ref_counts[block]:
                 if block in self._hashes:
                     self._cached[block] = None
                 else:
@@ -123,8 +127,7 @@ class BlockPool:
         Several blocks may have the same contents. A pool with prefix caching off publishes nothing.
         Raises ValueError when nobody holds the block or when it is published under another hash.
         """
-        if not self.ref_count(block):
-            raise ValueError(f"block {block} is free, only a held block can be published")
+        self._require_held((block,))
         if not self.enable_prefix_caching:
             return
         if self._hashes.setdefault(block, block_hash) != block_hash:
@@ -133,8 +136,7 @@ class BlockPool:
 
     def unpublish(self, block: int) -> None:
         """Withdraw a held block from the index, because its contents are about to change."""
-        if not self.ref_count(block):
-            raise ValueError(f"block {block} is free, only its holder may change it")
+        self._require_held((block,))
         if block in self._hashes:
             self._remove_from_index(block)
 
@@ -171,16 +173,18 @@ class BlockPool:
         if not blocks:
             del self._index[block_hash]
 
-    def _require_known(self, blocks: Sequence[int]) -> None:
-        if blocks and (min(blocks) < 0 or max(blocks) >= self.num_blocks):
-            last = self.num_blocks - 1
-            unknown = next(block for block in blocks if not 0 <= block <= last)
-            raise ValueError(f"block {unknown} does not exist, the pool has blocks 0 to {last}")
-
     def _require_distinct(self, blocks: Sequence[int]) -> None:
         if len(set(blocks)) != len(blocks):
             repeated = next(block for block, count in Counter(blocks).items() if count > 1)
             raise ValueError(f"block {repeated} is given twice in one call")
+
+    def _require_held(self, blocks: Sequence[int]) -> None:
+        if len(blocks) > 1:
+            self._require_distinct(blocks)
+        num_blocks, ref_counts = self.num_blocks, self._ref_counts
+        for block in blocks:
+            if not (0 <= block < num_blocks and ref_counts[block]):
+                raise ValueError(f"nobody holds block {block} of a pool with blocks 0 to {num_blocks - 1}")
 
     def check_invariants(self, tables: Iterable[HoldsBlocks]) -> None:
         """Prove the bookkeeping, given every table that holds blocks of this pool. O(num_blocks).

@@ -7,7 +7,6 @@ written; the table that appends into it first gets a copy (copy-on-write, PagedA
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,17 +49,28 @@ class BlockTable:
         """Pool blocks that `append(n)` takes: a copy of a shared tail and the new blocks."""
         if n < 0:
             raise ValueError(f"cannot append {n} tokens")
-        if n == 0:
-            return 0
         new_blocks = blocks_for(self.num_tokens + n, self.block_size) - len(self.blocks)
-        return new_blocks + self.tail_is_shared
+        return new_blocks + (n > 0 and self.tail_is_shared)
 
     def append(self, n: int) -> list[BlockCopy] | None:
         """Make room for `n` more tokens; None when the pool is short, and then nothing has changed.
 
         The copies returned (at most one) must be done before this step writes any K/V.
         """
-        return append_all([self], [n])
+        needed = self.blocks_to_append(n)
+        new_blocks = self.pool.allocate(needed) if needed else []
+        if new_blocks is None:
+            return None
+        copies = []
+        if self.tail_is_shared and n:
+            copies.append(BlockCopy(self.blocks[-1], new_blocks.pop(0)))
+            self.pool.free(self.blocks[-1:])
+            self.blocks[-1] = copies[0].dst
+        elif self.num_tokens % self.block_size and n:
+            self.pool.unpublish(self.blocks[-1])  # offered before a trim; about to be overwritten
+        self.blocks += new_blocks
+        self.num_tokens += n
+        return copies
 
     def fork(self) -> BlockTable:
         """A second table with the same tokens. Takes no block: every block gets one more reference."""
@@ -135,14 +145,14 @@ class BlockTable:
 def blocks_to_append_all(tables: Sequence[BlockTable], counts: Sequence[int]) -> int:
     """Pool blocks that `append_all` takes. Of n tables that alone share a tail, n - 1 need a copy."""
     total = 0
-    writers: Counter[int] = Counter()  # shared tail -> tables of this call that write into it
+    writers: dict[int, int] = {}  # shared tail -> tables of this call that write into it
     for table, n in zip(tables, counts, strict=True):
         total += table.blocks_to_append(n)
         if n and table.tail_is_shared:
-            writers[table.blocks[-1]] += 1
-    for tail, num_writers in writers.items():
-        if num_writers == tables[0].pool.ref_count(tail):
-            total -= 1  # the last writer is alone by then and keeps the block
+            tail = table.blocks[-1]
+            writers[tail] = writers.get(tail, 0) + 1
+            if writers[tail] == table.pool.ref_count(tail):
+                total -= 1  # the last writer is alone by then and keeps the block
     return total
 
 
@@ -152,24 +162,6 @@ def append_all(tables: Sequence[BlockTable], counts: Sequence[int]) -> list[Bloc
     The tables must be distinct. Do the returned copies before this step writes any K/V: the last of several
     sharers goes on writing into the block that the others are copied from.
     """
-    if not tables:
-        return []
-    pool = tables[0].pool
-    new_blocks = pool.allocate(blocks_to_append_all(tables, counts))
-    if new_blocks is None:
+    if tables and blocks_to_append_all(tables, counts) > tables[0].pool.num_free:
         return None
-    supply = iter(new_blocks)
-    copies = []
-    for table, n in zip(tables, counts, strict=True):
-        if n == 0:
-            continue
-        if table.tail_is_shared:
-            copies.append(BlockCopy(table.blocks[-1], next(supply)))
-            pool.free(table.blocks[-1:])
-            table.blocks[-1] = copies[-1].dst
-        elif table.num_tokens % table.block_size:
-            pool.unpublish(table.blocks[-1])  # after a trim: what it offered is about to be overwritten
-        num_new = blocks_for(table.num_tokens + n, table.block_size) - len(table.blocks)
-        table.blocks.extend(next(supply) for _ in range(num_new))
-        table.num_tokens += n
-    return copies
+    return [copy for table, n in zip(tables, counts, strict=True) for copy in table.append(n) or ()]

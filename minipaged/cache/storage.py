@@ -113,19 +113,23 @@ class KVStorage:
         """
         if not copies:
             return
-        self._require_copyable(other, copies)
+        self._require_valid(other, copies)
         src = torch.tensor([copy.src for copy in copies], device=self.device)
         dst = torch.tensor([copy.dst for copy in copies], device=other.device)
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             blocks = _raw(mine)[:, src]  # [num_layers, num_copies, block_size, ...], a copy of its own
             _raw(theirs)[:, dst] = blocks.to(other.device)
 
-    def _require_copyable(self, other: KVStorage, copies: Sequence[BlockCopy]) -> None:
+    def require_same_blocks(self, other: KVStorage) -> None:
+        """Raise ValueError unless a block of one is a block of the other, byte for byte."""
         if (self.spec, self.block_size) != (other.spec, other.block_size):
             raise ValueError(
                 f"cannot copy blocks of {self.spec}, block_size {self.block_size} "
                 f"to {other.spec}, block_size {other.block_size}"
             )
+
+    def _require_valid(self, other: KVStorage, copies: Sequence[BlockCopy]) -> None:
+        self.require_same_blocks(other)
         for copy in copies:
             if not (0 <= copy.src < self.num_blocks and 0 <= copy.dst < other.num_blocks):
                 raise ValueError(f"{copy} is out of range: {self.num_blocks} to {other.num_blocks} blocks")
