@@ -1,9 +1,9 @@
 """min-p, top-k and top-p as one question: how many of the most likely tokens may be drawn?
 
-Sort a row. Each of the three filters keeps a prefix of it: min-p the tokens not far below the first, top-k the
-first k, top-p the first ones whose probabilities reach p. So each filter is a count, filters one after another
-are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those equal to
-it the lowest ids.
+Sort a row. Each of the three filters keeps a prefix of it: min-p the tokens not far below the first, top-k
+the first k, top-p the first ones whose probabilities reach p. So each filter is a count, filters one after
+another are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those
+equal to it the lowest ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_LOOK = 128  # candidates sorted at first: enough for most top-p sets, far 
 
 
 def apply_filters(x: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Put -inf where a row's min-p, top-k and top-p, in this order (vLLM's), drop a token. At least one stays.
+    """Put -inf for what a row's min-p, top-k and top-p, in this order (vLLM's), drop. At least one stays.
 
     Args:
         x: [R, V] float32, logits divided by the temperature. Not changed.
@@ -36,7 +36,7 @@ def apply_filters(x: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def keep_largest(x: Tensor, largest: Tensor, counts: Tensor) -> Tensor:
-    """Keep exactly `counts[r]` of row r's largest values, put -inf for the rest; of equal values the first stay.
+    """Keep exactly `counts[r]` of row r's largest values, -inf for the rest; of equal ones the first stay.
 
     Args:
         x: [R, V]. largest: [R, K], its largest values, falling, K ≥ max(counts). counts: [R] int64, each ≥ 1.
@@ -52,7 +52,7 @@ def keep_largest(x: Tensor, largest: Tensor, counts: Tensor) -> Tensor:
 
 
 def _largest_and_counts(x: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """Sort as little as decides every row: a first look, the whole vocabulary only if a set reaches beyond it."""
+    """Sort as little as decides every row: a first look, and all only if some set reaches beyond it."""
     vocab_size = x.shape[1]
     top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
     size = min(vocab_size, max([FIRST_LOOK, *(k for k in top_k if k < vocab_size)]))

@@ -1,8 +1,8 @@
 """From logits to token ids: one call for the whole batch, every row under its own request's settings.
 
-The steps and their order are vLLM's: minimum length, penalties (repetition, frequency, presence), temperature,
-min-p, top-k and top-p (`filters.py`), one draw. A row skips what it does not ask for, and a batch of plain
-greedy rows is a single argmax.
+The steps and their order are vLLM's: minimum length, penalties (repetition, frequency, presence),
+temperature, min-p, top-k and top-p (`filters.py`), one draw. A row skips what it does not ask for, and a
+batch of plain greedy rows is a single argmax.
 
 A random number is a hash of (seed, index of the sequence, position in the output), not the next value of some
 generator. So a seeded request draws the same numbers whoever runs beside it, and a request that was preempted

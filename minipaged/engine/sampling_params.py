@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import cast
 
 MAX_N = 16384  # vLLM's default bound on parallel samples of one request
@@ -39,6 +40,14 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     return strings
 
 
+class RequestOutputKind(Enum):
+    """What each output of a stream holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # nothing before the end
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when they end.
@@ -64,6 +73,7 @@ class SamplingParams:
         detokenize: produce text. Stop strings need it.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string (or stop token) in the text.
+        output_kind: what a stream yields at each step: all so far, what is new, or only the end.
 
     Raises:
         ValueError: a value outside its range; a stop string without detokenize; n > 1 with temperature 0.
@@ -88,6 +98,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -153,7 +164,7 @@ class BeamSearchParams:
         beam_width: hypotheses kept after every step, and sequences returned at most.
         max_tokens: most tokens to generate.
         ignore_eos: an end-of-sequence token is a token like any other.
-        temperature: divides the logits before log-probabilities are taken, in [0, 2]; 0 leaves them as they are.
+        temperature: divides the logits before log-probabilities are taken, in [0, 2]; 0 leaves them alone.
         length_penalty: exponent of the output length that divides a hypothesis' summed log-probability.
             0 ranks by the sum; larger values favour longer output.
 

@@ -1,0 +1,133 @@
+"""When a sequence ends, and the text it has until then.
+
+Rules, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left out of the
+text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts before
+`min_tokens`; whatever stops at the last allowed token is a "stop", not a "length".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minipaged.engine.detokenizer import Detokenizer, TextTokenizer
+from minipaged.engine.sampling_params import SamplingParams
+
+
+class OutputState:
+    """Token ids, text and ending of one sequence.
+
+    Text is decoded when somebody asks for it, or at every token where stop strings must be looked for.
+
+    Attributes:
+        token_ids: the output so far; the live list.
+        finish_reason: None, "stop", "length", or what `finish` was given.
+        stop_reason: the stop token id or the stop string; None for end-of-sequence and other endings.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer | None,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        max_tokens: int,
+    ):
+        """
+        Args:
+            tokenizer: None gives no text.
+            max_tokens: tokens this sequence may have, `params.max_tokens` and the context limit both heeded.
+        """
+        if params.stop_strings and tokenizer is None:
+            raise ValueError(f"stop strings need a tokenizer, the model has none: stop={params.stop_strings}")
+        decodes = tokenizer is not None and params.detokenize
+        self._detokenizer = (
+            Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer and decodes else None
+        )
+        self._stop_ids = frozenset(params.stop_token_ids or ())
+        self._ends = self._stop_ids if params.ignore_eos else self._stop_ids.union(eos_token_ids)
+        self._stop_strings = params.stop_strings
+        self._keep_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._max_tokens = max_tokens
+        self._num_fed = 0  # tokens the detokenizer has seen
+        self._text = ""
+        self._cut: int | None = None  # where a stop string ends the text
+        self._num_given = 0  # characters that delta() gave
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def append(self, token_id: int) -> bool:
+        """Take the next token; whether it ends the sequence."""
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in self._ends and len(token_ids) >= self._min_tokens:
+            self.finish("stop", token_id if token_id in self._stop_ids else None)
+        elif len(token_ids) >= self._max_tokens:
+            self.finish("length")
+        if self._stop_strings:
+            self._look_for_stop_string()
+        return self.finish_reason is not None
+
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """End the sequence. A sequence that has ended keeps its first ending."""
+        if self.finish_reason is None:
+            self.finish_reason, self.stop_reason = reason, stop_reason
+
+    @property
+    def text(self) -> str:
+        """Text that stays as it is: whole characters, and nothing that may become a stop string.
+
+        After the end: all of it, a cut character as U+FFFD.
+        """
+        self._decode()
+        if self.finish_reason is None:
+            return self._text[: len(self._text) - self._num_held()]
+        return self._text[: self._cut]
+
+    def delta(self) -> str:
+        """What `text` has gained since the last call."""
+        text = self.text
+        piece = text[self._num_given :]
+        self._num_given = len(text)
+        return piece
+
+    def _decode(self) -> None:
+        """Feed the detokenizer the tokens it has not seen; a token that ended the output only if it shall show."""
+        if self._detokenizer is None or self._num_fed > len(self.token_ids):
+            return
+        last_is_end = self.finish_reason == "stop" and self._cut is None
+        stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
+        if self._num_fed < stop:
+            self._text += self._detokenizer.feed(*self.token_ids[self._num_fed : stop])
+            self._num_fed = stop
+        if self.finish_reason is not None:
+            self._text += self._detokenizer.flush()
+            self._num_fed = len(self.token_ids) + 1  # nothing can come after a flush
+
+    def _look_for_stop_string(self) -> None:
+        """Of the stop strings in the text the one that ends first, and of those the longest: what reading
+        character by character would meet, so that it does not matter how tokens cut the text."""
+        seen = len(self._text)
+        self._decode()
+        if len(self.token_ids) <= self._min_tokens:
+            return
+        found = [
+            (place + len(string), place, string)
+            for string in self._stop_strings
+            if (place := self._text.find(string, max(0, seen - len(string) + 1))) >= 0
+        ]
+        if found:
+            end, start, string = min(found)
+            self._cut = end if self._keep_stop else start
+            self.finish_reason, self.stop_reason = "stop", string
+
+    def _num_held(self) -> int:
+        """Length of the longest end of the text that some stop string begins with."""
+        if self._keep_stop:
+            return 0
+        longest = max((len(string) - 1 for string in self._stop_strings), default=0)
+        for length in range(min(longest, len(self._text)), 0, -1):
+            tail = self._text[-length:]
+            if any(string.startswith(tail) for string in self._stop_strings if len(string) > length):
+                return length
+        return 0

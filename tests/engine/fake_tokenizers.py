@@ -1,0 +1,50 @@
+"""Tokenizers small enough to know by heart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ByteTokenizer:
+    """One token per byte, id = byte; 256 is end-of-sequence and special; `words` follow from 257 on.
+
+    `token_bytes` can be switched off, which makes it a tokenizer that can only decode whole lists.
+    """
+
+    eos_token_id = 256
+    special_token_ids = frozenset({256})
+
+    def __init__(self, words: Sequence[str] = (), *, has_bytes: bool = True):
+        self.pieces = [bytes([value]) for value in range(256)] + [b"<eos>"] + [w.encode() for w in words]
+        self.has_bytes = has_bytes
+        self.vocab_size = len(self.pieces)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        if not self.has_bytes:
+            return None
+        return self.pieces[token_id] if token_id < self.vocab_size else b""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        skipped = self.special_token_ids if skip_special_tokens else ()
+        return b"".join(self.pieces[t] for t in token_ids if t not in skipped).decode(errors="replace")
+
+
+class MetaspaceTokenizer:
+    """Words with SentencePiece's leading mark: the first of a decoded list loses its space. No token bytes."""
+
+    special_token_ids: frozenset[int] = frozenset({0})
+
+    def __init__(self, pieces: Sequence[str]):
+        self.pieces = ["<s>", *pieces]
+        self.vocab_size = len(self.pieces)
+
+    def token_bytes(self, token_id: int) -> None:
+        return None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        skipped = self.special_token_ids if skip_special_tokens else ()
+        text = "".join(self.pieces[t] for t in token_ids if t not in skipped).replace("▁", " ")
+        return text.removeprefix(" ")
