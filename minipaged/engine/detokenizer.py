@@ -1,8 +1,8 @@
 """Token ids to text, piece by piece, never half a character.
 
-A character may span tokens: an emoji is four bytes, and a byte-level vocabulary cuts them anywhere. So a decoder
-per sequence keeps the bytes of a character under way until it is whole. All pieces joined are exactly the text
-of all the ids decoded at once.
+A character may span tokens: an emoji is four bytes, and a byte-level vocabulary cuts them anywhere. So a
+decoder per sequence keeps the bytes of a character under way until it is whole. All pieces joined are exactly
+the text of all the ids decoded at once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: TextTokenizer, skip_special_tokens: bool = True):
         self._skipped = frozenset(tokenizer.special_token_ids if skip_special_tokens else ())
-        self._decoder = (
-            _ByteDecoder(tokenizer) if tokenizer.token_bytes(0) is not None else _Window(tokenizer)
-        )
+        by_bytes = tokenizer.token_bytes(0) is not None
+        self._decoder = _ByteDecoder(tokenizer) if by_bytes else _Window(tokenizer)
 
     def feed(self, *token_ids: int) -> str:
         """Text that these tokens complete; "" while a character is under way."""
@@ -67,9 +66,9 @@ class _ByteDecoder:
 class _Window:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
-    The window starts one piece before the new tokens, so that they are decoded in their context. Text that ends
-    in U+FFFD may be a character under way. It is held back, but a character has at most three bytes before its
-    last one: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
+    The window starts one piece before the new tokens, so that they are decoded in their context. Text that
+    ends in U+FFFD may be a character under way. It is held back, but a character has at most three bytes before
+    its last one: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
     """
 
     HELD = 3

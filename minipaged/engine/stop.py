@@ -1,7 +1,7 @@
 """When a sequence ends, and the text it has until then.
 
-Rules, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left out of the
-text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts before
+Rules, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left out of
+the text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts before
 `min_tokens`; whatever stops at the last allowed token is a "stop", not a "length".
 """
 
@@ -38,10 +38,9 @@ class OutputState:
         """
         if params.stop_strings and tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer, the model has none: stop={params.stop_strings}")
-        decodes = tokenizer is not None and params.detokenize
-        self._detokenizer = (
-            Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer and decodes else None
-        )
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._ends = self._stop_ids if params.ignore_eos else self._stop_ids.union(eos_token_ids)
         self._stop_strings = params.stop_strings
@@ -92,7 +91,7 @@ class OutputState:
         return piece
 
     def _decode(self) -> None:
-        """Feed the detokenizer the tokens it has not seen; a token that ended the output only if it shall show."""
+        """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show."""
         if self._detokenizer is None or self._num_fed > len(self.token_ids):
             return
         last_is_end = self.finish_reason == "stop" and self._cut is None

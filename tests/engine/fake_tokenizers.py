@@ -33,7 +33,7 @@ class ByteTokenizer:
 
 
 class MetaspaceTokenizer:
-    """Words with SentencePiece's leading mark: the first of a decoded list loses its space. No token bytes."""
+    """Words with SentencePiece's leading mark: the first of a decoded list loses its space."""
 
     special_token_ids: frozenset[int] = frozenset({0})
 

@@ -1,5 +1,7 @@
 """Where a sequence ends and what text it has: T14, C33 and the text half of C36."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -199,7 +201,7 @@ def reference_ending(text: str, strings: list[str]) -> str:
 )
 def test_any_cut_of_the_text_into_tokens_gives_the_same_ending(text, strings, cuts, as_bytes):
     borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    words = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    words = [text[a:b] for a, b in pairwise(borders)]
     tokens = list(text.encode()) if as_bytes else list(range(257, 257 + len(words)))
     state, deltas = run(tokens, stops(*strings), words=words)
     state.finish("length")
