@@ -49,15 +49,14 @@ def memory_over_time(
         gridspec_kw={"wspace": 0.06},
     )
     last = max(sample.time for samples in series.values() for sample in samples)
+    grid[0, 0].set_xlim(0, last)
+    grid[0, 0].set_ylim(0, 1.22 * budget_bytes / MIB)
     for column, (name, samples) in enumerate(series.items()):
-        memory, running = grid[:, column]
-        _draw_memory(memory, name, samples, budget_bytes)
-        _draw_running(running, name, samples)
-        running.set_xlabel(x_label)
-        running.set_xlim(0, last)
+        _draw_memory(grid[0, column], name, samples, budget_bytes)
+        _draw_running(grid[1, column], name, samples)
+        grid[1, column].set_xlabel(x_label)
     grid[0, 0].set_ylabel("KV memory (MiB)")
     grid[1, 0].set_ylabel("requests at once")
-    grid[0, 0].set_ylim(0, 1.22 * budget_bytes / MIB)
     grid[1, 0].set_ylim(0, 1.35 * max(sample.running for samples in series.values() for sample in samples))
     return figure
 
@@ -73,23 +72,26 @@ def _draw_memory(axes: Axes, name: str, samples: Sequence[StepSample], budget_by
     axes.plot(time, used, drawstyle="steps-post", color=BLUE, linewidth=1.0, gid=f"used:{name}")
     axes.axhline(budget_bytes / MIB, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), gid=f"budget:{name}")
     label(axes, 0, budget_bytes / MIB, f"budget, {budget_bytes / MIB:g} MiB", offset=(4, 4))
-    _name_areas(axes, time, reserved, used, budget_bytes / MIB)
+    _name_area(axes, "holds tokens", time, np.zeros_like(used), used, color="white")
+    _name_area(axes, "reserved, empty", time, used, reserved, color=INK)
 
 
-def _name_areas(axes: Axes, time: np.ndarray, reserved: np.ndarray, used: np.ndarray, budget: float) -> None:
-    """Name each area where, over a stretch as wide as the words, it is highest; leave it out where it is thin."""
-    width = max(len(time) // 4, 1)
-    centre = {"ha": "center", "va": "center"}
-    for text, low, high, color in (
-        ("holds tokens", np.zeros_like(used), used, "white"),
-        ("reserved, empty", used, reserved, INK),
-    ):
-        floor = np.array([low[i : i + width].max() for i in range(len(time) - width + 1)])
-        ceiling = np.array([high[i : i + width].min() for i in range(len(time) - width + 1)])
-        best = int(np.argmax(ceiling - floor))
-        if ceiling[best] - floor[best] > 0.09 * budget:
-            x = (time[best] + time[best + width - 1]) / 2
-            label(axes, x, (floor[best] + ceiling[best]) / 2, text, color=color, **centre)
+def _name_area(
+    axes: Axes, text: str, time: np.ndarray, low: np.ndarray, high: np.ndarray, color: str
+) -> None:
+    """Name an area where it is highest over a stretch as wide as the words; leave it out where it is thin."""
+    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    fine = np.linspace(time[0], time[-1], 200)
+    step = np.searchsorted(time, fine, side="right") - 1  # the sample in force at each moment
+    width = min(int(0.3 * right / (fine[1] - fine[0])), len(fine))
+    starts = range(len(fine) - width + 1)
+    floor = np.array([low[step[i : i + width]].max() for i in starts])
+    ceiling = np.array([high[step[i : i + width]].min() for i in starts])
+    widest = np.flatnonzero(ceiling - floor == (ceiling - floor).max())
+    best = widest[len(widest) // 2]
+    if ceiling[best] - floor[best] > 0.07 * top:
+        x = (fine[best] + fine[best + width - 1]) / 2
+        label(axes, x, (floor[best] + ceiling[best]) / 2, text, color=color, ha="center", va="center")
 
 
 def _draw_running(axes: Axes, name: str, samples: Sequence[StepSample]) -> None:
