@@ -89,22 +89,21 @@ def stretch_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
-class RotaryTable(nn.Module):
-    """Cosines and sines of every position, computed once in float32 and then rounded to the model's dtype."""
+class RotaryEmbedding(nn.Module):
+    """The angles of a step's positions: computed in float32, once for all layers, then rounded."""
 
-    cos: Tensor  # [max_position_embeddings, head_size / 2]
-    sin: Tensor
+    frequencies: Tensor  # float32 [head_size / 2], radians per position
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
+        self.dtype = dtype
         frequencies = rotary_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
-        angles = positions[:, None] * frequencies  # [max_position_embeddings, head_size / 2]
-        self.register_buffer("cos", angles.cos().to(dtype).to(device), persistent=False)
-        self.register_buffer("sin", angles.sin().to(dtype).to(device), persistent=False)
+        self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cos[positions, None], self.sin[positions, None]  # [T, 1, head_size / 2] each
+        """Cosines and sines for int64 positions [T]: [T, 1, head_size / 2] each, in the model's dtype."""
+        angles = positions[:, None, None].float() * self.frequencies  # [T, 1, head_size / 2]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -181,7 +180,7 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """A Llama whose weights are undefined until `minipaged.model.loading` or `tiny` fills them."""
+    """A Llama whose weights are undefined until `weights.build_model` or `tiny.random_llama` fills them."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: Device = "cpu") -> None:
         super().__init__()
@@ -189,7 +188,7 @@ class LlamaModel(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
         self.layers = nn.ModuleList(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.rotary = RotaryTable(config, dtype, device)
+        self.rotary = RotaryEmbedding(config, dtype, device)
         if config.tie_word_embeddings:
             self.lm_head = Linear(self.embed_tokens.weight)  # the same memory, not a copy
         else:

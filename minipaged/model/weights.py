@@ -1,23 +1,60 @@
-"""Where each weight of a checkpoint lives in `LlamaModel`, and how all of them are filled."""
+"""Where each weight of a checkpoint lives in `LlamaModel`, and how all of them are filled.
+
+Checkpoints name their tensors as Hugging Face does. The GGUF reader translates to these names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from minipaged.model.llama import DecoderLayer, LlamaModel
+from minipaged.config import ModelConfig
+from minipaged.model.llama import DecoderLayer, Device, LlamaModel
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: its shape is known at once, its numbers are read only when asked for."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape, (out, in) for a matrix, of every weight that a checkpoint of this model must hold."""
+    hidden, query_rows = config.hidden_size, config.num_query_heads * config.head_size
+    kv_rows, intermediate = config.num_kv_heads * config.head_size, config.intermediate_size
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (query_rows, hidden),
+        "self_attn.k_proj": (kv_rows, hidden),
+        "self_attn.v_proj": (kv_rows, hidden),
+        "self_attn.o_proj": (hidden, query_rows),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for index in range(config.num_layers):
+        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes
 
 
 def weight_slots(model: LlamaModel) -> dict[str, Tensor]:
-    """Hugging Face's name of every weight, with the part of our (fused) parameter that holds it.
-
-    Writing into a slot writes into the model. A tied head has no slot of its own.
-    """
-    slots: dict[str, Tensor] = {
-        "model.embed_tokens.weight": model.embed_tokens.weight,
-        "model.norm.weight": model.norm.weight,
-    }
+    """The part of our (fused) parameters that holds each weight of `weight_shapes`, to be written to."""
+    slots: dict[str, Tensor] = {EMBEDDING: model.embed_tokens.weight, "model.norm.weight": model.norm.weight}
     if not model.config.tie_word_embeddings:
-        slots["lm_head.weight"] = model.lm_head.weight
+        slots[HEAD] = model.lm_head.weight
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         for name, tensor in _layer_slots(layer).items():
@@ -42,3 +79,48 @@ def _layer_slots(layer: DecoderLayer) -> dict[str, Tensor]:
         "mlp.up_proj": up,
         "mlp.down_proj": layer.mlp.down_proj.weight,
     }
+
+
+def build_model(
+    config: ModelConfig, stored: Mapping[str, StoredTensor], *, dtype: torch.dtype, device: Device = "cpu"
+) -> LlamaModel:
+    """Make the model and fill every weight from `stored`, rounding to `dtype`.
+
+    Raises ValueError, before any memory is taken, that names each missing, unexpected or mis-shaped tensor.
+    """
+    check_tensors(config, stored)
+    model = LlamaModel(config, dtype=dtype, device=device)
+    for name, slot in weight_slots(model).items():
+        slot.copy_(stored[name].read())
+    if config.tie_word_embeddings and HEAD in stored:
+        _check_tied(stored)
+    return model
+
+
+def check_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Raise ValueError unless `stored` holds exactly the tensors of the model, each in its shape."""
+    if config.num_layers > len(stored):  # also keeps a hostile config from making us list a billion names
+        raise ValueError(
+            f"the config has {config.num_layers} layers, the weights are only {len(stored)} tensors"
+        )
+    shapes = weight_shapes(config)
+    allowed = set(shapes) | ({HEAD} if config.tie_word_embeddings else set())
+    refuse_names("missing", [name for name in shapes if name not in stored])
+    refuse_names("unexpected", [name for name in stored if name not in allowed])
+    for name, shape in shapes.items():
+        if stored[name].shape != shape:
+            raise ValueError(f"tensor {name} has shape {stored[name].shape}, the config needs {shape}")
+
+
+def refuse_names(fault: str, names: Collection[str]) -> None:
+    """Raise ValueError that lists the tensors at fault (the first few of many), if there are any."""
+    if names:
+        listed = ", ".join(list(names)[:5])
+        rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise ValueError(f"{fault} tensor{'s' if len(names) > 1 else ''}: {listed}{rest}")
+
+
+def _check_tied(stored: Mapping[str, StoredTensor]) -> None:
+    """Some files hold the tied head a second time. Take them only if it is the embedding."""
+    if not torch.equal(stored[HEAD].read(), stored[EMBEDDING].read()):
+        raise ValueError(f"tensor {HEAD} differs from {EMBEDDING}, but the config ties the two")

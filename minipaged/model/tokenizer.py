@@ -1,0 +1,102 @@
+"""Text to token ids and back, and chat messages to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import ByteLevel
+
+from minipaged.model.chat_template import ChatTemplate
+
+
+def _bytes_of_symbols() -> dict[str, int]:
+    """GPT-2's alphabet: the character that stands for each byte in a byte-level vocabulary, and its byte.
+
+    Printable bytes stand for themselves; the others, in order, are written as the characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    symbols = {chr(byte): byte for byte in printable}
+    return symbols | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
+
+
+BYTES_OF_SYMBOLS = _bytes_of_symbols()
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library with what serving needs around it.
+
+    Special tokens written in a text are read as special tokens, as in transformers and vLLM: a rendered chat
+    template is a text, and its markers must come out as such. The other side of it is that a user who writes
+    `<|im_end|>` in a message ends that message. Whoever serves strangers takes `special_tokens` out of their
+    text first.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        template_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Wrap `backend`; `template_tokens` are names for the template (`bos_token`, ...) and their text."""
+        backend.no_truncation()  # a tokenizer file may carry its trainer's settings
+        backend.no_padding()
+        self._backend = backend
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._template = None if chat_template is None else ChatTemplate(chat_template, template_tokens or {})
+        self._is_byte_level = isinstance(backend.decoder, ByteLevel)
+        self._bytes: dict[int, bytes] = {}
+        added = backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: id for id, token in added.items() if token.special}
+        self.special_token_ids = frozenset(self.special_tokens.values())
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` puts those before and after it that the model expects.
+
+        Leave it off for a rendered chat template, which has them already.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text is a {type(text).__name__}, a str is needed")
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that form no character give U+FFFD, unknown ids nothing."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes a token stands for: b"" beyond the vocabulary, None if that is not byte-level."""
+        if not self._is_byte_level:
+            return None
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        if all(symbol in BYTES_OF_SYMBOLS for symbol in token):
+            return bytes(BYTES_OF_SYMBOLS[symbol] for symbol in token)
+        return token.encode()  # an added token, written in plain text
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt for `messages` ({"role": ..., "content": ...} each), ready for `encode`.
+
+        Raises ValueError if the model has no template, or if the template refuses the messages.
+        """
+        if self._template is None:
+            raise ValueError("this model has no chat template: pass plain text or token ids instead")
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
