@@ -47,7 +47,7 @@ class Target:
 
     @classmethod
     def of(cls, device: torch.device) -> "Target":
-        """The target of a device: limits as the driver reports them, the rest from its nearest older relative.
+        """The target of a device: limits as the driver reports them, the rest from the nearest older one.
 
         A device that is no GPU, which is where Triton's interpreter runs, counts as a small sm_80.
         """
