@@ -16,7 +16,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-w
 # Folders whose stored notebooks are run again and compared.
 NOTEBOOKS := $(wildcard notebooks solutions)
 
-.PHONY: help setup doctor demo test unit notebooks lint types lab kernels fuzz clean
+.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -46,6 +46,9 @@ notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
 	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest -q $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
 endif
+
+build: setup ## execute the lessons' sources (notebooks/src) into notebooks (ARGS=02: one lesson)
+	$(BIN)/python -m minipaged.course.build $(ARGS)
 
 lint: setup ## check style and spelling
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ _EXPORTS = {
     "CompletionOutput": "minipaged.engine.outputs",
     "ModelConfig": "minipaged.config",
     "CacheConfig": "minipaged.config",
-    "EngineConfig": "minipaged.engine.config",
+    "EngineConfig": "minipaged.config",
     "KVSpec": "minipaged.memory",
     "BlockPool": "minipaged.cache.block_pool",
     "BlockTable": "minipaged.cache.block_table",
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockTable as BlockTable
     from minipaged.cache.storage import KVStorage as KVStorage
     from minipaged.config import CacheConfig as CacheConfig
+    from minipaged.config import EngineConfig as EngineConfig
     from minipaged.config import ModelConfig as ModelConfig
-    from minipaged.engine.config import EngineConfig as EngineConfig
     from minipaged.engine.llm import LLM as LLM
     from minipaged.engine.outputs import CompletionOutput as CompletionOutput
     from minipaged.engine.outputs import RequestOutput as RequestOutput

