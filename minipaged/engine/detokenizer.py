@@ -67,8 +67,8 @@ class _Window:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
     The window starts one piece before the new tokens, so that they are decoded in their context. Text that
-    ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before its
-    last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
+    ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
+    its last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
     """
 
     HELD = 3

@@ -138,12 +138,16 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _argmax(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """[R] int64: the most likely token, of equals the lowest id (torch.argmax promises the first)."""
     token_ids = logits.argmax(dim=-1)
-    best = logits.gather(1, token_ids[:, None])[:, 0]  # argmax counts NaN as the largest, so this sees it
-    bad = ~torch.isfinite(best)
+    require_finite(logits.gather(1, token_ids[:, None])[:, 0], [state.request_id for state in states])
+    return token_ids
+
+
+def require_finite(largest: Tensor, request_ids: Sequence[str]) -> None:
+    """Raise BadLogitsError unless every row's largest logit, [R], is finite. NaN counts as the largest."""
+    bad = ~torch.isfinite(largest)
     if bad.any():
         row = int(bad.nonzero()[0])
-        raise BadLogitsError(states[row].request_id, row, float(best[row]))
-    return token_ids
+        raise BadLogitsError(request_ids[row], row, float(largest[row]))
 
 
 def _mask_short(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:

@@ -36,7 +36,7 @@ def kept(probs, **settings) -> list[int]:
     return row.nonzero()[:, 0].tolist()
 
 
-# --- greedy ---------------------------------------------------------------------------------------------------
+# Greedy
 
 
 def test_temperature_zero_takes_the_lowest_of_tied_tokens_alone_and_beside_a_drawn_row():
@@ -96,7 +96,7 @@ def test_a_token_at_minus_infinity_is_never_drawn(monkeypatch):
             assert token in (1, 3)
 
 
-# --- filters --------------------------------------------------------------------------------------------------
+# Filters
 
 
 def test_top_k_is_renormalised_before_top_p():
@@ -188,11 +188,11 @@ def test_filters_equal_the_transformers_processors(temperature):
         assert torch.equal(found > 0, expected > 0)
 
 
-# --- penalties and minimum length --------------------------------------------------------------------------------
+# Penalties and minimum length
 
 
 def greedy_after_penalties(logits: torch.Tensor, params: SamplingParams, prompt, output) -> list[int]:
-    """Read the penalised logits through the sampler: the order in which tokens win when the winners are removed."""
+    """The order of the penalised logits, read through the sampler: who wins when the winners are removed."""
     logits, order = logits.clone(), []
     for _ in range(logits.shape[1]):
         made = state(params, prompt_token_ids=prompt, output_token_ids=output)
@@ -252,7 +252,7 @@ def test_logits_are_not_changed():
     assert torch.equal(logits, before)
 
 
-# --- random numbers -----------------------------------------------------------------------------------------
+# Random numbers
 
 
 def test_ten_thousand_draws_lie_within_three_sigma():
@@ -273,7 +273,7 @@ def test_draws_at_successive_positions_are_independent_of_each_other():
         numbers.append(made.uniform())
         output.append(0)
     x = np.array(numbers)
-    assert 0 <= x.min() and x.max() < 1
+    assert x.min() >= 0 and x.max() < 1
     assert abs(x.mean() - 0.5) < 3 / math.sqrt(12 * 4000)
     assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 3 / math.sqrt(4000)
 
@@ -339,7 +339,7 @@ def test_an_empty_batch_is_no_tokens():
     assert sample(torch.empty(0, 5), []).token_ids == []
 
 
-# --- log-probabilities ------------------------------------------------------------------------------------------
+# Log-probabilities
 
 
 def test_logprobs_describe_the_models_own_distribution():
