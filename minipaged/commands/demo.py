@@ -121,8 +121,8 @@ def print_comparison(runs: "Sequence[Run]") -> None:
     from rich.table import Table
 
     table = Table(
-        caption="Memory: share of the budget, mean over the steps.\nHoles: too small for one more strip or block. "
-        "TTFT: time to first token.",
+        caption="Memory: share of the budget, mean over the steps.\n"
+        "Holes: too small for one more strip or block. TTFT: time to first token.",
         caption_justify="left",
     )
     table.add_column("")
