@@ -3,9 +3,11 @@
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from IPython.display import Markdown, display
 
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -26,30 +28,37 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def show_source(*objects: Callable[..., Any] | type | property) -> None:
-    """Print classes, functions or properties as they stand in the package, with the file they come from."""
-    for item in objects:
-        code: Any = item.fget if isinstance(item, property) else item
-        path = Path(inspect.getsourcefile(code) or "")
-        parts = path.parts[len(path.parts) - 1 - path.parts[::-1].index("minipaged") :]
-        source = textwrap.dedent(inspect.getsource(code)).rstrip()
-        display(Markdown(f"`{'/'.join(parts)}`\n```python\n{source}\n```"))
+    """Print classes, functions or properties as they stand in the package, under the file they come from."""
+    for path, group in groupby(objects, key=_package_path):
+        sources = [textwrap.dedent(inspect.getsource(_function(item))).rstrip() for item in group]
+        display(Markdown(f"`{path}`\n```python\n" + "\n\n".join(sources) + "\n```"))
 
 
-def compare(guess: float | None, measured: float, unit: str) -> None:
-    """Put the guess that the reader committed to beside the measurement.
+def _function(item: Callable[..., Any] | type | property) -> Any:
+    return item.fget if isinstance(item, property) else item
 
-    `guess` is None where the reader wrote none; the lesson then goes on with the measurement alone.
+
+def _package_path(item: Callable[..., Any] | type | property) -> str:
+    """minipaged/memory.py, wherever the package is installed."""
+    parts = Path(inspect.getsourcefile(_function(item)) or "").parts
+    return "/".join(parts[len(parts) - 1 - parts[::-1].index("minipaged") :])
+
+
+def compare(guess: float | None, answer: float, unit: str) -> None:
+    """Put the guess that the reader committed to beside the answer.
+
+    `guess` is None where the reader wrote none; the lesson then goes on with the answer alone.
     """
-    said = f"Measured: **{number(measured)} {unit}**."
+    said = f"It is **{number(answer)} {unit}**."
     if guess is None:
-        said += " You had written no guess."
-    elif guess == measured:
+        said += " You wrote no guess."
+    elif guess == answer:
         said += " Your guess was exactly that."
-    elif guess <= 0 or measured <= 0:
+    elif guess <= 0 or answer <= 0:
         said += f" Your guess was {number(guess)}."
     else:
-        factor = max(guess / measured, measured / guess)
-        side = "high" if guess > measured else "low"
+        factor = max(guess / answer, answer / guess)
+        side = "high" if guess > answer else "low"
         said += f" Your guess of {number(guess)} was {factor:.2g} times too {side}."
     say(said)
 
@@ -58,3 +67,14 @@ def number(value: Any) -> str:
     """Digits in groups of three with thin spaces between; two decimals unless the value is whole."""
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
     return text.replace(",", THIN_SPACE)
+
+
+def pick_device() -> tuple[torch.device, torch.dtype]:
+    """A GPU when there is one, and a 16-bit number format that the device multiplies.
+
+    That is bfloat16 except on GPUs before compute capability 8.0, such as the T4, which only have float16.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), torch.bfloat16
+    old = torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0)
+    return torch.device("cuda"), torch.float16 if old else torch.bfloat16

@@ -95,7 +95,10 @@ def test_a_failing_cell_fails_the_build(source):
 
 def test_outside_the_repository_one_sentence_says_so(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-m", "minipaged.course.build"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "minipaged.course.build"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 2 and "run this from the root of the repository" in run.stderr
     assert "Traceback" not in run.stderr

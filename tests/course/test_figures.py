@@ -4,7 +4,14 @@ import matplotlib
 import numpy as np
 import pytest
 
-from minipaged.course.figures import blocks_and_table, memory_against_length, memory_over_time, save, show
+from minipaged.course.figures import (
+    blocks_and_table,
+    card_filled,
+    memory_against_length,
+    memory_over_time,
+    save,
+    show,
+)
 from minipaged.course.figures.memory import MIB
 
 
@@ -17,7 +24,7 @@ class Sample:
 
 
 SERIES = {
-    "strips": [Sample(t, 48 * MIB, (t + 1) * MIB, 5) for t in range(6)],
+    "strips": [Sample(100 + t, 48 * MIB, (t + 1) * MIB, 5) for t in range(6)],
     "blocks": [Sample(t, (10 * t + 1) * MIB, 10 * t * MIB, 6 * t) for t in range(4)],
 }
 
@@ -41,7 +48,7 @@ def test_memory_over_time_shows_every_sample_of_every_policy():
             ("running", "running", 1),
         ):
             line = marks[f"{kind}:{name}"].get_xydata()
-            assert line[:, 0].tolist() == [sample.time for sample in samples]
+            assert line[:, 0].tolist() == [sample.time - samples[0].time for sample in samples]
             assert line[:, 1].tolist() == [getattr(sample, field) / unit for sample in samples]
         assert set(marks[f"budget:{name}"].get_ydata()) == {64}
 
@@ -50,9 +57,14 @@ def test_memory_over_time_gives_all_policies_one_scale():
     figure = memory_over_time(SERIES, 64 * MIB)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     assert len({axes.get_ylim() for axes in figure.axes[:2]}) == 1
-    assert {"strips", "blocks", "time (s)", "KV memory (MiB)", "at most 18", "budget, 64 MiB"} <= words(
-        figure
-    )
+    assert {
+        "strips",
+        "blocks",
+        "time (s)",
+        "KV memory (MiB)",
+        "at most 18",
+        "budget, 64 MiB",
+    } <= words(figure)
 
 
 def test_memory_against_length_shows_lines_points_and_limit():
@@ -68,7 +80,8 @@ def test_memory_against_length_shows_lines_points_and_limit():
 
 
 @pytest.mark.parametrize(
-    ("top", "unit"), [(900, "bytes"), (2**11, "KiB"), (2**21, "MiB"), (2**31, "GiB"), (2**41, "TiB")]
+    ("top", "unit"),
+    [(900, "bytes"), (2**11, "KiB"), (2**21, "MiB"), (2**31, "GiB"), (2**41, "TiB")],
 )
 def test_memory_against_length_chooses_a_unit_that_reads_well(top, unit):
     assert f"KV memory ({unit})" in words(memory_against_length({"a": [(0, 0), (10, top)]}))
@@ -80,7 +93,11 @@ def test_blocks_and_table_joins_each_entry_to_its_block():
         table, num_tokens=9, block_size=4, num_blocks=12, max_model_len=48, others=others
     )
     marks = artists(figure)
-    assert {gid for gid in marks if gid.startswith("join:")} == {"join:0:7", "join:1:1", "join:2:10"}
+    assert {gid for gid in marks if gid.startswith("join:")} == {
+        "join:0:7",
+        "join:1:1",
+        "join:2:10",
+    }
     assert {gid for gid in marks if gid.startswith("block:")} == {f"block:{i}" for i in range(12)}
     widths = {
         block: marks[f"filled:{block}"].get_width() / marks[f"block:{block}"].get_width() for block in table
@@ -127,7 +144,8 @@ def test_figures_leave_the_callers_settings_alone():
 def test_a_shown_figure_carries_words_for_those_who_cannot_see_it(monkeypatch):
     shown = []
     monkeypatch.setattr(
-        "minipaged.course.figures.style.display", lambda data, raw, metadata: shown.append((data, metadata))
+        "minipaged.course.figures.style.display",
+        lambda data, raw, metadata: shown.append((data, metadata)),
     )
     show(memory_against_length({"a": [(0, 0), (10, 100)]}), "Memory rises with length.")
     [(data, metadata)] = shown
@@ -143,3 +161,21 @@ def test_steps_are_drawn_as_steps():
     }
     filled = marks["waste:blocks"].get_paths()[0].vertices
     assert np.unique(filled[:, 0]).tolist() == [0, 1, 2, 3]
+
+
+def test_a_card_shows_weights_and_every_conversation_to_scale():
+    marks = artists(card_filled(80e9, 40e9, 10e9, 3))
+    assert marks["card"].get_width() == 80e9 and marks["weights"].get_width() == 40e9
+    boxes = [marks[f"conversation:{i}"] for i in range(3)]
+    assert [(box.get_x(), box.get_width()) for box in boxes] == [
+        (40e9, 10e9),
+        (50e9, 10e9),
+        (60e9, 10e9),
+    ]
+    assert "conversation:3" not in marks
+
+
+def test_a_card_too_small_for_the_weights_says_so():
+    figure = card_filled(24e9, 40e9, 10e9, 0)
+    assert artists(figure)["weights"].get_width() == 24e9
+    assert "weights, 40 GB: larger than the card" in words(figure)

@@ -17,11 +17,11 @@ def said(monkeypatch):
 @pytest.mark.parametrize(
     ("guess", "words"),
     [
-        (None, "Measured: **23 040 bytes**. You had written no guess."),
-        (23040, "Measured: **23 040 bytes**. Your guess was exactly that."),
-        (46080, "Measured: **23 040 bytes**. Your guess of 46 080 was 2 times too high."),
-        (2304, "Measured: **23 040 bytes**. Your guess of 2 304 was 10 times too low."),
-        (0, "Measured: **23 040 bytes**. Your guess was 0."),
+        (None, "It is **23 040 bytes**. You wrote no guess."),
+        (23040, "It is **23 040 bytes**. Your guess was exactly that."),
+        (46080, "It is **23 040 bytes**. Your guess of 46 080 was 2 times too high."),
+        (2304, "It is **23 040 bytes**. Your guess of 2 304 was 10 times too low."),
+        (0, "It is **23 040 bytes**. Your guess was 0."),
     ],
 )
 def test_a_guess_is_put_beside_the_measurement(said, guess, words):
@@ -34,10 +34,13 @@ def test_a_table_formats_its_numbers(said):
     assert said == ["| what | bytes |\n|:--|--:|\n| key | 1 536 |\n| share | 0.50 |"]
 
 
-def test_source_is_shown_from_its_file(said):
-    lesson.show_source(blocks_for, KVSpec.bytes_per_token)
-    assert said[0].startswith("`minipaged/memory.py`\n```python\ndef blocks_for(")
-    assert "\n@property\ndef bytes_per_token(self)" in said[1]
+def test_source_is_shown_under_its_file(said):
+    lesson.show_source(blocks_for, KVSpec.bytes_per_token, lesson.number)
+    assert [text.splitlines()[0] for text in said] == [
+        "`minipaged/memory.py`",
+        "`minipaged/course/lesson.py`",
+    ]
+    assert "def blocks_for(" in said[0] and "\n\n@property\ndef bytes_per_token(self)" in said[0]
 
 
 def test_prose_in_a_cell_may_be_indented(said):

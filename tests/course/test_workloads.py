@@ -6,7 +6,8 @@ from minipaged.course.workloads import azure_lengths, load_mix, lognormal_length
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "tokens_in", "tokens_out"), [("chat48", 48, 2478, 4265), ("instruct64", 64, 1142, 2237)]
+    ("name", "count", "tokens_in", "tokens_out"),
+    [("chat48", 48, 2478, 4265), ("instruct64", 64, 1142, 2237)],
 )
 def test_a_mix_has_the_requests_it_says(name, count, tokens_in, tokens_out):
     mix = load_mix(name)

@@ -5,12 +5,14 @@ Figures are made without pyplot: nothing global changes, and none stays open. Ma
 """
 
 from minipaged.course.figures.blocks import blocks_and_table
+from minipaged.course.figures.card import card_filled
 from minipaged.course.figures.memory import StepSample, memory_against_length, memory_over_time
 from minipaged.course.figures.style import png_bytes, save, show
 
 __all__ = [
     "StepSample",
     "blocks_and_table",
+    "card_filled",
     "memory_against_length",
     "memory_over_time",
     "png_bytes",

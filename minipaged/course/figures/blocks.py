@@ -76,12 +76,25 @@ def _draw_pool(
         _box(axes, 0.4, top + logical, 1.0, 1.0, "white", gid=f"entry:{logical}")
         label(axes, 0.9, top + logical + 0.5, str(block), ha="center", va="center")
         label(
-            axes, 0.4, top + logical + 0.5, str(logical), offset=(-6, 0), ha="right", va="center", color=GREY
+            axes,
+            0.4,
+            top + logical + 0.5,
+            str(logical),
+            offset=(-6, 0),
+            ha="right",
+            va="center",
+            color=GREY,
         )
         start, end = (1.4, top + logical + 0.5), (x, y + 0.36)
         axes.add_patch(
             ConnectionPatch(
-                start, end, "data", color=INK, linewidth=0.8, zorder=4, gid=f"join:{logical}:{block}"
+                start,
+                end,
+                "data",
+                color=INK,
+                linewidth=0.8,
+                zorder=4,
+                gid=f"join:{logical}:{block}",
             )
         )
         axes.plot(*end, "o", color=INK, markersize=2.5, zorder=5)

@@ -34,35 +34,33 @@ def memory_over_time(
     """KV memory reserved and really used, and requests running, one column for each memory policy.
 
     Args:
-        series: name of the policy -> samples in order of time. All columns share one time axis.
+        series: name of the policy -> samples in order of time, which is drawn from the first sample on.
+            All columns share one time axis.
         budget_bytes: the KV budget that every policy was given.
         x_label: name and unit of `StepSample.time`.
     """
-    figure = Figure(figsize=(4.1 * len(series), 4.0), layout="constrained")
-    grid = figure.subplots(
-        2,
-        len(series),
-        sharex=True,
-        sharey="row",
-        squeeze=False,
-        height_ratios=(2.2, 1),
-        gridspec_kw={"wspace": 0.06},
-    )
-    last = max(sample.time for samples in series.values() for sample in samples)
+    most_running = max(sample.running for samples in series.values() for sample in samples)
+    rows = 2 if most_running > 1 else 1  # requests at once are worth a row when there are several
+    figure = Figure(figsize=(max(4.1 * len(series), 6.0), 2.4 + 0.8 * rows), layout="constrained")
+    heights = (2.2, 1)[:rows]
+    grid = figure.subplots(rows, len(series), sharex=True, sharey="row", squeeze=False, height_ratios=heights)
+    last = max(samples[-1].time - samples[0].time for samples in series.values())
     grid[0, 0].set_xlim(0, last)
     grid[0, 0].set_ylim(0, 1.22 * budget_bytes / MIB)
     for column, (name, samples) in enumerate(series.items()):
         _draw_memory(grid[0, column], name, samples, budget_bytes)
-        _draw_running(grid[1, column], name, samples)
-        grid[1, column].set_xlabel(x_label)
+        if rows == 2:
+            _draw_running(grid[1, column], name, samples)
+        grid[-1, column].set_xlabel(x_label)
     grid[0, 0].set_ylabel("KV memory (MiB)")
-    grid[1, 0].set_ylabel("requests at once")
-    grid[1, 0].set_ylim(0, 1.35 * max(sample.running for samples in series.values() for sample in samples))
+    if rows == 2:
+        grid[1, 0].set_ylabel("requests at once")
+        grid[1, 0].set_ylim(0, 1.35 * most_running)
     return figure
 
 
 def _draw_memory(axes: Axes, name: str, samples: Sequence[StepSample], budget_bytes: int) -> None:
-    time = np.array([sample.time for sample in samples])
+    time = np.array([sample.time - samples[0].time for sample in samples])
     reserved = np.array([sample.reserved_bytes for sample in samples]) / MIB
     used = np.array([sample.used_bytes for sample in samples]) / MIB
     axes.set_title(name)
@@ -95,7 +93,7 @@ def _name_area(
 
 
 def _draw_running(axes: Axes, name: str, samples: Sequence[StepSample]) -> None:
-    time = np.array([sample.time for sample in samples])
+    time = np.array([sample.time - samples[0].time for sample in samples])
     running = np.array([sample.running for sample in samples])
     axes.plot(time, running, drawstyle="steps-post", color=INK, linewidth=1.2, gid=f"running:{name}")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
