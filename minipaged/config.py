@@ -158,3 +158,11 @@ class EngineConfig:
             raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark}, a share from 0 to below 1 is needed")
+        budget = self.max_num_batched_tokens
+        if budget < self.max_num_seqs:  # every running sequence must be able to decode in each step
+            raise ValueError(f"max_num_batched_tokens is {budget}, max_num_seqs is {self.max_num_seqs}: too few")
+        if budget < self.max_model_len and not self.enable_chunked_prefill:
+            raise ValueError(
+                f"max_num_batched_tokens is {budget}, max_model_len is {self.max_model_len}: without chunked "
+                "prefill the longest prompt must fit in one step"
+            )

@@ -1,0 +1,1 @@
+"""The engine: requests, the scheduler that decides each step, sampling, and the `LLM` front end."""

@@ -1,0 +1,250 @@
+"""Engine: requests go in, and every `step` moves them on by one plan.
+
+A step plans, runs the model, samples and commits. Nothing of it counts before the commit: when the model or
+the sampler raises, every running request gives its blocks up and will be computed again from the tokens it
+has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from minipaged.attention.backend import AttentionBackend, get_backend
+from minipaged.cache import BlockPool, KVStorage, PrefixStats
+from minipaged.cache.swap import SwapSpace
+from minipaged.config import CacheConfig, EngineConfig
+from minipaged.engine.input_processor import InputProcessor
+from minipaged.engine.kv_cache_manager import KVCacheManager
+from minipaged.engine.outputs import RequestOutput
+from minipaged.engine.plan import StepPlan
+from minipaged.engine.preemption import swap_seconds_per_block
+from minipaged.engine.prompts import EngineTokenizer, Prompt
+from minipaged.engine.reporting import make_output
+from minipaged.engine.request import Request, Sequence, Status
+from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
+from minipaged.engine.sampler import SamplerOutput, sample
+from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.scheduler import Scheduler
+from minipaged.engine.stats import EngineStats, Recorder, StepRecord
+from minipaged.memory import KVSpec, blocks_for
+
+
+class Engine:
+    """Serves one model from one paged cache."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache_config: CacheConfig,
+        config: EngineConfig,
+        *,
+        tokenizer: EngineTokenizer | None = None,
+        backend: AttentionBackend | None = None,
+        device: torch.device | str = "cpu",
+        seed: int | None = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Allocate the cache.
+
+        seed: requests without a seed of their own derive one from it, in the order they are made; None takes
+            fresh randomness. clock: seconds; every time in metrics and trace is read from it.
+        """
+        self.config, self.cache_config = config, cache_config
+        self._clock = clock
+        block_size, num_blocks = cache_config.block_size, cache_config.num_blocks
+        device = torch.device(device)
+        self.pool = BlockPool(num_blocks, enable_prefix_caching=cache_config.enable_prefix_caching)
+        self.storage = KVStorage(
+            KVSpec.from_model(model.config, cache_config.dtype), num_blocks, block_size, device=device
+        )
+        host_blocks = cache_config.num_host_blocks
+        swap = SwapSpace.create(self.pool, self.storage, host_blocks) if host_blocks else None
+        self.manager = KVCacheManager(self.pool, block_size, config.max_num_seqs, swap)
+        self.scheduler = Scheduler(config, self.manager)
+        if swap is not None and config.preemption == "auto":
+            self.scheduler.cost.seconds_per_block = swap_seconds_per_block(swap, clock)
+        self.inputs = InputProcessor(
+            model.config, config, tokenizer, self.pool, block_size, seed=seed, clock=clock
+        )
+        row_length = min(blocks_for(config.max_model_len, block_size), num_blocks)
+        builder = BatchBuilder(config.max_num_seqs, row_length, block_size, device)
+        self.runner = ModelRunner(model, self.storage, backend or get_backend("auto", device), builder)
+        self.requests: dict[str, Request] = {}
+        """Unfinished requests by id."""
+        self._recorder = Recorder(self.storage.spec.bytes_per_token * block_size, block_size)
+        self.on_step: Callable[[StepPlan], None] | None = None
+        """Called with each plan after the model ran, before its tokens are added; for drawings and tests."""
+        self._num_streaming = 0
+
+    # Requests
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
+        """Queue a request; `step` reports it as `params.output_kind` says.
+
+        Raises ValueError, with the value and the limit, for what could never be served, and TypeError for
+        what is no prompt. Nothing has changed then.
+        """
+        params = params or SamplingParams()
+        request = self.make_request(request_id, prompt, params)
+        request.streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        self.add([request])
+
+    def make_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
+    ) -> Request:
+        """Check a request and build it without queueing it; raises as `add_request` does."""
+        request = self.inputs.make_request(request_id, prompt, params, add_special_tokens=add_special_tokens)
+        self.manager.require_fits(request)
+        return request
+
+    def add(self, requests: list[Request]) -> None:
+        """Queue requests that `make_request` built: all of them, or none and ValueError for an id in use."""
+        ids = {request.request_id for request in requests}
+        taken = sorted(ids & self.requests.keys())
+        if taken or len(ids) < len(requests):
+            raise ValueError(f"request ids {taken or sorted(ids)} are in use or given twice")
+        for request in requests:
+            self.requests[request.request_id] = request
+            self.scheduler.add(request)
+            self._num_streaming += request.streams
+
+    def abort_request(self, request_id: str, index: int | None = None) -> bool:
+        """End a request, or only sample `index` of it, in whatever state it is, and free what that holds.
+
+        Nothing is reported for a request whose last live sample was aborted. False for one that is unknown or
+        finished.
+        """
+        request = self.requests.get(request_id)
+        doomed = [s for s in request.live if index in (None, s.index)] if request else []
+        if request is None or not doomed:
+            return False
+        if len(doomed) == len(request.live):
+            self.scheduler.remove(request)
+            self._forget(request)
+            self.scheduler.stats.num_aborted += 1
+        for sequence in doomed:
+            sequence.output.finish("abort")
+            self.manager.retire(sequence)
+        return True
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self._num_streaming -= request.streams
+
+    # Steps
+
+    def step(self) -> list[RequestOutput]:
+        """Move every request on. Returns those that finished, and those that stream and got a token."""
+        start = self._clock()
+        plan = self.scheduler.schedule()
+        finished = plan.ended
+        sampled: list[Sequence] = []
+        now = start
+        if plan.sequences:
+            output = self._compute(plan)
+            now = self._clock()
+            self._recorder.record(plan, self.scheduler, start, now)
+            if self.on_step is not None:
+                self.on_step(plan)
+            finished = finished + self._commit(plan, output)
+            sampled = plan.sampled
+        outputs = [make_output(request) for request in self._streaming(sampled)]
+        for request in finished:
+            self._forget(request)
+            request.metrics.finished_time = request.metrics.last_token_time = now
+            request.metrics.num_generation_tokens = sum(len(x.output.token_ids) for x in request.sequences)
+            outputs.append(make_output(request))
+        self.scheduler.stats.num_finished += len(finished)
+        return outputs
+
+    def _compute(self, plan: StepPlan) -> SamplerOutput:
+        try:
+            hidden = self.runner.forward(plan)
+            self.runner.prompt_logprobs(plan, hidden)
+            if not plan.sampled:
+                return SamplerOutput([])
+            return sample(self.runner.sampled_logits(plan, hidden), [s.sampling for s in plan.sampled])
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _start_over(self) -> None:
+        """Every running request goes back to the queue, in order. No swap: that would keep keys not
+        stored."""
+        while self.scheduler.running:
+            self.scheduler.preempt_youngest(allow_swap=False)
+
+    def _commit(self, plan: StepPlan, output: SamplerOutput) -> list[Request]:
+        """Take over what the step computed; returns the requests that finished with it."""
+        block_size, caching = self.cache_config.block_size, self.cache_config.enable_prefix_caching
+        for sequence, query_len in zip(plan.sequences, plan.query_lens, strict=True):
+            sequence.num_computed += query_len
+            if caching and (query_len > 1 or not sequence.num_computed % block_size):
+                self.manager.publish(sequence)
+        for request in plan.forks:
+            self.manager.fork(request)
+        ended = []
+        for sequence, token_id in zip(plan.sampled, output.token_ids, strict=True):
+            sequence.tokens.append(token_id)
+            if sequence.output.append(token_id):
+                ended.append(sequence)
+        if output.logprobs is not None:
+            for sequence, entry in zip(plan.sampled, output.logprobs, strict=True):
+                sequence.add_logprobs(entry)
+        finished = []
+        for sequence in ended:
+            self.manager.retire(sequence)
+            if sequence.request.status is Status.FINISHED:
+                finished.append(sequence.request)
+        if finished:
+            self.scheduler.running = [r for r in self.scheduler.running if r.status is not Status.FINISHED]
+        return finished
+
+    def _streaming(self, sampled: list[Sequence]) -> list[Request]:
+        """Requests that stream, got a token and go on."""
+        if not self._num_streaming:
+            return []
+        requests = dict.fromkeys(s.request for s in sampled if s.request.streams)
+        return [request for request in requests if request.status is not Status.FINISHED]
+
+    # Records
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the engine was made or `reset_stats` was called; a copy."""
+        return replace(self.scheduler.stats, prefix=replace(self.manager.prefix_stats))
+
+    @property
+    def trace(self) -> deque[StepRecord]:
+        """One record per step, the newest `TRACE_LENGTH` of them."""
+        return self._recorder.trace
+
+    def reset_stats(self) -> None:
+        """Start the totals and the trace again."""
+        self.scheduler.stats = EngineStats()
+        self.manager.prefix_stats = PrefixStats()
+        self._recorder.trace.clear()
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget every published block. False, and nothing changed, while requests hold blocks.
+
+        With `reset_running_requests` they give their blocks up first and wait, in order, to be computed
+        again.
+        """
+        if reset_running_requests:
+            self._start_over()
+        return self.pool.reset_prefix_cache()
+
+    def check_invariants(self) -> None:
+        """Prove that every block, row and queue entry has exactly its owners. Slow; raises AssertionError."""
+        self.manager.check_invariants(self.scheduler.running, self.scheduler.waiting)
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        assert queued == list(self.requests.values()), "the queues are not the unfinished requests in order"

@@ -1,0 +1,77 @@
+"""InputProcessor: from what a caller asks to a checked `Request`, before anything is queued."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from minipaged.cache import BlockPool, BlockTable
+from minipaged.config import EngineConfig, ModelConfig
+from minipaged.engine.outputs import RequestMetrics
+from minipaged.engine.prompts import EngineTokenizer, Prompt, parse_prompt
+from minipaged.engine.request import Request, Sequence
+from minipaged.engine.sampler import SamplingState
+from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.stop import OutputState
+
+
+class InputProcessor:
+    """Builds requests with empty block tables of `pool`; takes no block."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        tokenizer: EngineTokenizer | None,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        seed: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.model_config = model_config
+        self.config = config
+        self.tokenizer = tokenizer
+        self._pool, self._block_size = pool, block_size
+        self._seed, self._clock = seed, clock
+        self._num_made = 0
+
+    def make_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
+    ) -> Request:
+        """Raises ValueError, with the value and the limit, for an empty prompt, a token id outside the
+        vocabulary or a prompt that leaves no room for one output token."""
+        text, token_ids, salt = parse_prompt(
+            prompt, self.tokenizer, self.model_config.vocab_size, add_special_tokens=add_special_tokens
+        )
+        limit = self.config.max_model_len
+        if len(token_ids) >= limit:
+            raise ValueError(
+                f"prompt has {len(token_ids)} tokens, max_model_len is {limit} with at least one output token"
+            )
+        max_tokens = min(params.max_tokens or limit, limit - len(token_ids))
+        request = Request(request_id, text, token_ids, params, RequestMetrics(self._clock()), salt)
+        entropy = self._next_entropy()
+        for index in range(params.n):
+            output = OutputState(self.tokenizer, params, self.model_config.eos_token_ids, max_tokens)
+            sampling = SamplingState.make(
+                request_id,
+                params,
+                index=index,
+                prompt_token_ids=token_ids,
+                output_token_ids=output.token_ids,
+                eos_token_ids=self.model_config.eos_token_ids,
+                entropy=entropy,
+            )
+            table = BlockTable(self._pool, self._block_size)
+            request.sequences.append(Sequence(request, index, token_ids.copy(), output, sampling, table))
+        request.live = request.sequences.copy()
+        request.start_over()
+        return request
+
+    def _next_entropy(self) -> bytes | None:
+        """Stands in for a missing seed: the same in every run that makes the same requests."""
+        self._num_made += 1
+        if self._seed is None:
+            return None
+        return hashlib.blake2b(f"{self._seed} {self._num_made}".encode(), digest_size=16).digest()

@@ -1,0 +1,154 @@
+"""KVCacheManager: gives requests their blocks and takes them back, as the scheduler's policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minipaged.cache import BlockPool, PrefixStats, usable_hits
+from minipaged.cache.swap import SwapSpace
+from minipaged.engine.request import Request, Sequence, Status
+from minipaged.memory import blocks_for
+
+
+class KVCacheManager:
+    """Moves requests in and out of the block pool, forks their sequences and publishes their full blocks.
+
+    A running sequence also owns one row of the batch builder's block-table matrix, so `max_num_seqs` rows are
+    what bounds the number of sequences.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, max_num_seqs: int, swap: SwapSpace | None = None
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.swap = swap
+        self.prefix_stats = PrefixStats()
+        self.max_num_seqs = max_num_seqs
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of running requests; those that will fork from a prompt still being computed count."""
+        return self.max_num_seqs - len(self._free_rows)
+
+    def require_fits(self, request: Request) -> None:
+        """Raise ValueError, with both numbers, for a request that could never run."""
+        samples, prompt = len(request.live), request.num_prompt_tokens
+        if samples > self.max_num_seqs:
+            raise ValueError(f"n is {samples}, max_num_seqs is {self.max_num_seqs}")
+        needed = blocks_for(prompt, self.block_size)
+        if samples > 1:  # each will store a token of its own; only the prompt's full blocks stay shared
+            shared = prompt // self.block_size
+            needed = shared + samples * (blocks_for(prompt + 1, self.block_size) - shared)
+        if needed > self.pool.num_blocks:
+            what = f"prompt has {prompt} tokens" + (f" and n is {samples}" if samples > 1 else "")
+            raise ValueError(f"{what}: it needs {needed} blocks, the pool has {self.pool.num_blocks}")
+
+    def find_hits(self, request: Request) -> list[int]:
+        """Cached blocks that hold the start of what the request has to compute. Changes nothing.
+
+        None for a request that wants the logits of its prompt: it has to compute all of it.
+        """
+        if not self.pool.enable_prefix_caching or request.params.prompt_logprobs is not None:
+            return []
+        target = request.prefill_target
+        hashes = request.active[0].hashes_of(target, self.block_size)
+        return self.pool.lookup(hashes[: usable_hits(target, self.block_size)])
+
+    def enter(self, request: Request, hits: list[int]) -> None:
+        """Give a waiting request its rows and the hits; bring a swapped one's blocks back."""
+        if request.status is Status.SWAPPED:
+            assert self.swap is not None
+            done = self.swap.swap_in([s.table for s in request.active])
+            assert done, "the scheduler counted the blocks"
+        else:
+            first = request.active[0]
+            first.table.adopt(hits)
+            first.num_computed = first.table.num_tokens
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = first.num_computed
+                self.prefix_stats.record(request.num_prompt_tokens, first.num_computed)
+        for sequence in request.live:
+            sequence.row = self._free_rows.pop()
+            sequence.row_blocks = 0
+        request.status = Status.RUNNING
+
+    def leave_by_recompute(self, request: Request) -> None:
+        """Give up every block; what the request has so far becomes its prompt when it returns."""
+        for sequence in request.active:
+            sequence.table.free()
+            sequence.num_computed = 0
+        self._release_rows(request)
+        request.start_over()
+        request.status = Status.PREEMPTED
+
+    def leave_by_swap(self, request: Request) -> bool:
+        """Move the blocks to the host pool. False when it is short: then nothing has changed."""
+        if self.swap is None or not self.swap.swap_out([s.table for s in request.active]):
+            return False
+        self._release_rows(request)
+        request.status = Status.SWAPPED
+        return True
+
+    def fork(self, request: Request) -> None:
+        """Share the computed prompt with the other live sequences. Takes no block."""
+        first = request.active[0]
+        for other in request.live:
+            if other is not first:
+                other.table = first.table.fork()
+                other.num_computed = first.num_computed
+                other.hashes = first.hashes[: first.num_computed // self.block_size]
+        request.active = request.live
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the full blocks whose keys and values are stored; call it after the step that stored them."""
+        if sequence.num_computed // self.block_size > sequence.table.num_published:
+            hashes = sequence.hashes_of(sequence.num_computed, self.block_size)
+            sequence.table.publish(hashes, sequence.num_computed)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Free what an ended sequence holds, in whichever pool it is, and take it off its request."""
+        request = sequence.request
+        if not request.is_forked and sequence is request.active[0] and len(request.live) > 1:
+            self._hand_over(sequence, request.live[1])
+        sequence.table.free()
+        if sequence.row >= 0:
+            self._free_rows.append(sequence.row)
+            sequence.row = -1
+        request.live.remove(sequence)
+        if not request.live:
+            request.active = request.live
+            request.status = Status.FINISHED
+
+    def _hand_over(self, sequence: Sequence, heir: Sequence) -> None:
+        """Before the fork, the prompt computed so far passes to the next sequence."""
+        heir.table, sequence.table = sequence.table, heir.table
+        heir.num_computed, heir.hashes = sequence.num_computed, sequence.hashes
+        heir.request.active = [heir]
+
+    def _release_rows(self, request: Request) -> None:
+        for sequence in request.live:
+            self._free_rows.append(sequence.row)
+            sequence.row = -1
+
+    def check_invariants(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Prove, given every unfinished request, that each block and each row has exactly its owners."""
+        device = [s.table for r in running for s in r.sequences]
+        swapped = [s.table for r in waiting for s in r.sequences if r.status is Status.SWAPPED]
+        self.pool.check_invariants(device)
+        if self.swap is not None:
+            self.swap.host_pool.check_invariants(swapped)
+        rows = [s.row for r in running for s in r.live]
+        assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs)), "a row is lost or held twice"
+        for request in running:
+            name = request.request_id
+            assert request.status is Status.RUNNING, f"{name} runs, its status is {request.status}"
+            for sequence in request.active:
+                stored, computed = sequence.table.num_tokens, sequence.num_computed
+                assert stored == computed, f"{name}: room for {stored} tokens, {computed} computed"
+                assert sequence.num_to_compute >= 1, f"{name}: nothing left to compute"

@@ -1,0 +1,238 @@
+"""LLM: a model, a cache and an engine behind the few calls a script needs. Names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from minipaged.attention.backend import get_backend
+from minipaged.config import CacheConfig, EngineConfig
+from minipaged.engine.dispatcher import Dispatcher
+from minipaged.engine.engine import Engine
+from minipaged.engine.outputs import RequestOutput
+from minipaged.engine.prompts import Prompt, as_prompts
+from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.sizing import (
+    blocks_in,
+    default_kv_memory,
+    resolve_cache_dtype,
+    resolve_device,
+    resolve_dtype,
+    resolve_max_model_len,
+)
+from minipaged.engine.stats import EngineStats, StepRecord
+from minipaged.memory import KVSpec
+from minipaged.model.loading import LoadedModel, load_model
+from minipaged.model.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Loads a model, reserves the KV cache and serves prompts from it.
+
+    llm = LLM("smollm2-135m", kv_memory="64MiB")
+    for output in llm.generate(["The sky is"], SamplingParams(temperature=0)):
+        print(output.outputs[0].text)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel = "smollm2-135m",
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        block_size: int = 16,
+        kv_memory: int | str | None = None,
+        num_blocks: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        kv_cache_dtype: str | torch.dtype = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int = 2048,
+        enable_chunked_prefill: bool = True,
+        enable_prefix_caching: bool = True,
+        preemption: Literal["recompute", "swap", "auto"] = "recompute",
+        swap_space: float | str = 1,
+        watermark: float = 0.01,
+        attention_backend: str = "auto",
+        seed: int | None = 0,
+    ) -> None:
+        """Load and allocate.
+
+        model: "smollm2-135m", a .gguf file, a Hugging Face folder, a hub id, or a model that is loaded.
+        kv_memory: bytes of the KV cache, as a number or as text ("64MiB"); or give num_blocks instead.
+            Neither: on a GPU what `gpu_memory_utilization` leaves, on a CPU a modest share of the free
+            memory.
+        block_size: tokens per block. With `block_size=max_model_len` every request reserves one strip for its
+            longest length: the contiguous baseline.
+        max_num_seqs: sequences that run at once; 256 by default, fewer if max_num_batched_tokens is.
+        max_num_batched_tokens: tokens computed in one step.
+        preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
+        swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
+        watermark: share of the blocks that admission leaves free.
+        seed: what requests without a seed derive theirs from; None takes fresh randomness.
+
+        Raises ValueError, with the value and the limit, for settings that cannot be met.
+        """
+        self.device = resolve_device(device)
+        if not isinstance(model, LoadedModel):
+            model = load_model(model, dtype=resolve_dtype(dtype, self.device), device=self.device)
+        self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
+        config = EngineConfig(
+            max_model_len=resolve_max_model_len(max_model_len, model.config),
+            max_num_seqs=min(256, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_chunked_prefill=enable_chunked_prefill,
+            preemption=preemption,
+            watermark=watermark,
+        )
+        spec = KVSpec.from_model(model.config, resolve_cache_dtype(kv_cache_dtype, model.model.dtype))
+        if num_blocks is None:
+            if kv_memory is None:
+                kv_memory = default_kv_memory(self.device, gpu_memory_utilization, spec, config)
+            num_blocks = blocks_in(kv_memory, spec, block_size, "kv_memory")
+        elif kv_memory is not None:
+            raise ValueError(f"give kv_memory ({kv_memory!r}) or num_blocks ({num_blocks}), not both")
+        if not isinstance(swap_space, str):
+            swap_space = f"{swap_space} GiB"
+        cache_config = CacheConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            dtype=spec.dtype,
+            enable_prefix_caching=enable_prefix_caching,
+            num_host_blocks=0
+            if preemption == "recompute"
+            else blocks_in(swap_space, spec, block_size, "swap_space"),
+        )
+        self.engine = Engine(
+            model.model,
+            cache_config,
+            config,
+            tokenizer=self.tokenizer,
+            backend=get_backend(attention_backend, self.device),
+            device=self.device,
+            seed=seed,
+        )
+        self._dispatcher = Dispatcher(self.engine)
+        self._ids = count()
+
+    # Generation
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Serve all prompts and return their outputs in the order given.
+
+        prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}, or a list of these.
+        sampling_params: one for all, or one for each.
+
+        If one prompt is not right, it raises ValueError or TypeError before anything is queued. Interrupted,
+        it aborts what it has queued.
+        """
+        return self._serve(as_prompts(prompts), sampling_params, use_tqdm, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation, or a list of them, put into the model's chat template.
+
+        messages: [{"role": "user", "content": "…"}, …].
+        """
+        conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
+        tokenizer = self.get_tokenizer()
+        texts = [
+            tokenizer.apply_chat_template(list(conversation), add_generation_prompt=add_generation_prompt)
+            for conversation in conversations
+        ]
+        return self._serve(
+            texts, sampling_params, use_tqdm, add_special_tokens=False
+        )  # the template has them
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Serve one prompt and yield its output after every step that gave it a token.
+
+        Each item holds everything so far, or with `output_kind=RequestOutputKind.DELTA` what is new. The
+        request is checked now and queued when the first item is asked for. When the iterator is closed or
+        left behind, the request is aborted and its blocks are free.
+        """
+        params = sampling_params or SamplingParams()
+        request = self.engine.make_request(self._next_id(), prompt, params)
+        request.streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        return self._dispatcher.stream(request)
+
+    def _serve(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        *,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        each = _one_for_each(sampling_params, len(prompts))
+        requests = [
+            self.engine.make_request(self._next_id(), prompt, params, add_special_tokens=add_special_tokens)
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
+        return self._dispatcher.run(requests, use_tqdm)
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+    # What it is made of
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises ValueError for a model without one."""
+        if self.tokenizer is None:
+            raise ValueError(f"the model {self.name} has no tokenizer: give token ids instead of text")
+        return self.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self.engine.config.max_model_len
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals over all requests."""
+        return self.engine.stats
+
+    @property
+    def trace(self) -> deque[StepRecord]:
+        """One record per step: what ran, what waited, how much KV memory was reserved and used."""
+        return self.engine.trace
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False while requests are unfinished."""
+        return self.engine.reset_prefix_cache()
+
+
+def _one_for_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise ValueError(
+            f"{num_prompts} prompts, {len(sampling_params)} sampling_params: give one or as many"
+        )
+    return list(sampling_params)
+
+
+def _is_conversation(messages: Sequence[Any]) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping)

@@ -1,0 +1,60 @@
+"""StepPlan: what the scheduler decided for one step, and all that the model has to be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minipaged.cache import BlockCopy
+from minipaged.engine.request import Request, Sequence
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The sequences of one step, decodes first, and how many tokens each computes.
+
+    Only sequences whose last token is computed in this step get a new one. A request that has just computed
+    the prompt of n samples is sampled n times from the same row.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    num_decodes: int = 0
+    """The leading sequences that compute one token and are all sampled."""
+    num_prefill_tokens: int = 0
+    sampled: list[Sequence] = field(default_factory=list)
+    sampled_from: list[int] = field(default_factory=list)
+    """For each sampled sequence the index in `sequences` of the one whose last row gives its logits."""
+    copies: list[BlockCopy] = field(default_factory=list)
+    """Copy-on-write copies to do before the model runs."""
+    forks: list[Request] = field(default_factory=list)
+    """Requests whose other sequences fork off once this step has been computed."""
+    ended: list[Request] = field(default_factory=list)
+    """Requests that ended while planning: alone in the pool, and it was not enough."""
+    preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    idle: list[Sequence] = field(default_factory=list)
+    """Running sequences with more than their last token to compute that got none of it in this step."""
+
+    def add_decode(self, sequence: Sequence) -> None:
+        self.sampled_from.append(self.num_decodes)
+        self.num_decodes += 1
+        self.sequences.append(sequence)
+        self.query_lens.append(1)
+        self.sampled.append(sequence)
+
+    def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
+        """The next `num_tokens` tokens of a sequence that has more than its last token to compute."""
+        request = sequence.request
+        if sequence.num_to_compute == num_tokens:
+            drawn = [sequence] if request.is_forked else request.live
+            self.sampled_from.extend([len(self.sequences)] * len(drawn))
+            self.sampled.extend(drawn)
+        if not request.is_forked and sequence.num_computed + num_tokens == request.num_prompt_tokens:
+            self.forks.append(request)
+        self.sequences.append(sequence)
+        self.query_lens.append(num_tokens)
+        self.num_prefill_tokens += num_tokens
+
+    def num_empty_slots(self, block_size: int) -> int:
+        """Slots behind the last token of every running sequence, in the block it has begun."""
+        return sum(-s.table.num_tokens % block_size for s in (*self.sequences, *self.idle))

@@ -1,0 +1,82 @@
+"""What may be given as a prompt, and how it becomes token ids."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from minipaged.engine.detokenizer import TextTokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. A mapping may carry a "cache_salt": a
+request shares cached blocks only with requests of the same salt."""
+
+KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+class EngineTokenizer(TextTokenizer, Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def encode(self, text: str, /, add_special_tokens: bool = False) -> list[int]: ...
+
+
+def parse_prompt(
+    prompt: Prompt, tokenizer: EngineTokenizer | None, vocab_size: int, *, add_special_tokens: bool = True
+) -> tuple[str | None, list[int], str | None]:
+    """The prompt's text (None if it came as ids), its token ids and its cache salt.
+
+    Raises ValueError for an empty prompt, an id outside the vocabulary, unknown keys, or text without a
+    tokenizer; TypeError for anything that is no prompt.
+    """
+    text, token_ids, salt = _take_apart(prompt)
+    if token_ids is None:
+        if not isinstance(text, str):
+            raise TypeError(f"a prompt is text or token ids, got {type(text).__name__}")
+        if tokenizer is None:
+            raise ValueError("the model has no tokenizer: give token ids instead of text")
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    ids = [_token_id(token, vocab_size) for token in token_ids]
+    if not ids:
+        raise ValueError("prompt has 0 tokens, at least 1 is needed")
+    return text, ids, salt
+
+
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """A list of prompts, of one prompt or of several; a list of numbers is the token ids of one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    is_one = bool(listed) and not isinstance(listed[0], (str, Mapping, Iterable))
+    return [listed] if is_one else listed
+
+
+def _take_apart(prompt: Prompt) -> tuple[Any, Sequence[Any] | None, str | None]:
+    if not isinstance(prompt, Mapping):
+        return (prompt, None, None) if isinstance(prompt, str) else (None, _as_list(prompt), None)
+    unknown = sorted(set(prompt) - KEYS)
+    if unknown:
+        raise ValueError(f"prompt has the unknown keys {unknown}, known are {sorted(KEYS)}")
+    ids = prompt.get("prompt_token_ids")
+    if ids is None and "prompt" not in prompt:
+        raise ValueError("prompt has neither 'prompt' nor 'prompt_token_ids'")
+    return prompt.get("prompt"), None if ids is None else _as_list(ids), prompt.get("cache_salt")
+
+
+def _as_list(token_ids: Any) -> list[Any]:
+    try:
+        return list(token_ids)
+    except TypeError:
+        raise TypeError(f"a prompt is text or token ids, got {type(token_ids).__name__}") from None
+
+
+def _token_id(token: Any, vocab_size: int) -> int:
+    if isinstance(token, bool):
+        raise TypeError(f"a token id is a whole number, got {token!r}")
+    try:
+        value = operator.index(token)  # also takes the integers of numpy and torch
+    except TypeError:
+        raise TypeError(f"a token id is a whole number, got {token!r}") from None
+    if not 0 <= value < vocab_size:
+        raise ValueError(f"token id {value} is outside the vocabulary, 0 to {vocab_size - 1}")
+    return value

@@ -1,0 +1,140 @@
+"""ModelRunner: turns a plan into tensors, runs the model and hands back logits.
+
+The block tables of all running sequences live in one int32 matrix, a fixed row for each sequence. A step
+writes only the entries that are new.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minipaged.attention.backend import AttentionBackend
+from minipaged.attention.batch import AttentionBatch, new_token_slots
+from minipaged.cache import KVStorage
+from minipaged.config import ModelConfig
+from minipaged.engine.logprobs import gather_logprobs
+from minipaged.engine.plan import StepPlan
+from minipaged.engine.request import Sequence
+
+LOGIT_ROWS = 256  # prompt rows that meet the head at once: the logits of a long prompt would take gigabytes
+
+
+class Model(Protocol):
+    """What the engine needs of a model; `LlamaModel` is one."""
+
+    config: ModelConfig
+
+    def __call__(
+        self, token_ids: Tensor, batch: AttentionBatch, storage: KVStorage, backend: AttentionBackend
+    ) -> Tensor:
+        """[T] token ids -> [T, hidden_size]; writes the tokens' keys and values."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden_size] -> float32 [R, vocab_size]."""
+
+
+class BatchBuilder:
+    """Keeps the block-table matrix [max_num_seqs, max_blocks] and builds an `AttentionBatch` for each
+    step."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.device = device
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+
+    def build(self, plan: StepPlan) -> tuple[Tensor, AttentionBatch]:
+        """Token ids [T] int64 and the batch that says where they belong."""
+        sequences = plan.sequences
+        count = len(sequences)
+        for sequence in sequences:
+            if sequence.row_blocks != len(sequence.table.blocks):
+                self._write_row(sequence)
+        rows = np.fromiter([s.row for s in sequences], np.int64, count)
+        computed = np.fromiter([s.num_computed for s in sequences], np.int64, count)
+        query_lens = np.fromiter(plan.query_lens, np.int64, count)
+        context_lens = computed + query_lens
+        longest = int(context_lens.max())
+        # [count, max_blocks of this step], a copy: the matrix may change while a device still reads
+        tables = self._tables[rows, : -(-longest // self.block_size)]
+        query_start = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(query_lens, out=query_start[1:])
+        positions, slots = new_token_slots(tables, query_lens, context_lens, self.block_size)
+        batch = AttentionBatch(
+            query_start=self._to_device(query_start),
+            context_lens=self._to_device(context_lens.astype(np.int32)),
+            block_tables=self._to_device(tables),
+            slot_mapping=self._to_device(slots),
+            positions=self._to_device(positions),
+            block_size=self.block_size,
+            max_query_len=int(query_lens.max()),
+            max_context_len=longest,
+        )
+        return self._to_device(_new_tokens(plan, len(positions))), batch
+
+    def _write_row(self, sequence: Sequence) -> None:
+        blocks, start = sequence.table.blocks, sequence.row_blocks
+        self._tables[sequence.row, start : len(blocks)] = blocks[start:]
+        sequence.row_blocks = len(blocks)
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def _new_tokens(plan: StepPlan, num_tokens: int) -> np.ndarray:
+    """The tokens this step computes, int64 [num_tokens]: one for each decode, then the chunks."""
+    tokens = [s.tokens[-1] for s in plan.sequences[: plan.num_decodes]]
+    chunks = zip(plan.sequences[plan.num_decodes :], plan.query_lens[plan.num_decodes :], strict=True)
+    for sequence, query_len in chunks:
+        tokens += sequence.tokens[sequence.num_computed : sequence.num_computed + query_len]
+    return np.fromiter(tokens, np.int64, num_tokens)
+
+
+class ModelRunner:
+    """Runs the model on a plan: copies, forward pass, and the head on the rows that are needed."""
+
+    def __init__(
+        self, model: Model, storage: KVStorage, backend: AttentionBackend, builder: BatchBuilder
+    ) -> None:
+        self.model = model
+        self.storage = storage
+        self.backend = backend
+        self.builder = builder
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Do the copies, store the keys and values of the step, return the hidden states [T, hidden_size]."""
+        if plan.copies:
+            self.backend.copy_blocks(self.storage, plan.copies)
+        token_ids, batch = self.builder.build(plan)
+        return self.model(token_ids, batch, self.storage, self.backend)
+
+    def sampled_logits(self, plan: StepPlan, hidden: Tensor) -> Tensor:
+        """Logits [len(plan.sampled), vocab_size] float32; the other rows never meet the head."""
+        if len(plan.sampled) == len(hidden):
+            return self.model.compute_logits(hidden)
+        last_rows = np.cumsum(plan.query_lens) - 1
+        rows = torch.from_numpy(last_rows[plan.sampled_from]).to(hidden.device)
+        return self.model.compute_logits(hidden[rows])
+
+    def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
+        """For requests that ask: log-probabilities of the prompt tokens that follow this step's rows."""
+        end = 0
+        for sequence, query_len in zip(plan.sequences, plan.query_lens, strict=True):
+            start, end = end, end + query_len
+            request = sequence.request
+            if request.params.prompt_logprobs is None:
+                continue
+            found = request.prompt_logprobs
+            if found is None:
+                found = request.prompt_logprobs = [None]  # nothing comes before the first token
+            # Row p scores token p + 1. What an earlier run of a preempted request has found is kept.
+            for first in range(len(found) - 1, request.num_prompt_tokens - 1, LOGIT_ROWS):
+                rows = hidden[start:end][first - sequence.num_computed :][:LOGIT_ROWS]
+                targets = request.prompt_token_ids[first + 1 :][: len(rows)]
+                rows = rows[: len(targets)]
+                if len(rows):
+                    logits = self.model.compute_logits(rows)
+                    found += gather_logprobs(logits, targets, request.params.prompt_logprobs)

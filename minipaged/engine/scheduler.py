@@ -1,0 +1,247 @@
+"""The scheduler: before each step it decides who computes which tokens, and who waits or gives way.
+
+First come, first served. Two queues, and one behind the other they are always in order of arrival:
+
+    running   holds device blocks; its end is the youngest request, the first to give way
+    waiting   preempted and swapped requests, then those that never ran; only its head may enter
+
+A step decodes first (one token for every running sequence that can), spends what is left of the token budget
+on chunks of prompts, and then admits. When a decode finds no free block, the youngest request is preempted.
+It is older than all that wait, so it goes to the head of the queue, returns before any new request enters,
+and nobody starves.
+
+Decodes first and prompts in chunks is Sarathi-Serve (Agrawal et al. 2024); preemption by recompute or by swap
+is section 4.5 of the PagedAttention paper.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+
+from minipaged.cache import BlockCopy, append_all
+from minipaged.config import EngineConfig
+from minipaged.engine.kv_cache_manager import KVCacheManager
+from minipaged.engine.plan import StepPlan
+from minipaged.engine.preemption import PreemptionCost
+from minipaged.engine.request import Request, Sequence, Status
+from minipaged.engine.stats import EngineStats
+from minipaged.memory import blocks_for
+
+
+class Scheduler:
+    """Policy only: it knows queues, budgets and block counts, no model and no tensor."""
+
+    def __init__(self, config: EngineConfig, manager: KVCacheManager) -> None:
+        self.config = config
+        self.manager = manager
+        self.pool = manager.pool
+        self.block_size = manager.block_size
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.cost = PreemptionCost()
+        self.stats = EngineStats()
+        self._watermark = int(config.watermark * self.pool.num_blocks)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        """Swapped requests; they all stand before the requests that never ran."""
+        count = 0
+        for request in self.waiting:
+            if request.status is Status.WAITING:
+                break
+            count += request.status is Status.SWAPPED
+        return count
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request off the queue it is in."""
+        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step and take its blocks.
+
+        Raises RuntimeError when requests exist and nothing can be done for any of them: a bug, never a wait.
+        """
+        plan = StepPlan()
+        while self.has_unfinished:
+            partial = self._plan_decodes(plan)
+            budget = self.config.max_num_batched_tokens - plan.num_decodes
+            budget = self._plan_chunks(partial, plan, budget)
+            if not plan.preempted and not plan.ended:
+                self._admit(partial, plan, budget)
+            if plan.sequences or plan.ended:
+                plan.idle = [s for r in partial for s in r.active if s.table.num_tokens == s.num_computed]
+                break
+            self._give_way(plan)
+        return plan
+
+    def preempt_youngest(self, *, allow_swap: bool = True) -> Request:
+        """Put the youngest running request back at the head of the queue, its blocks freed or swapped out."""
+        request = self.running.pop()
+        request.metrics.num_preemptions += 1
+        if allow_swap and self._prefers_swap(request) and self.manager.leave_by_swap(request):
+            self.stats.num_swaps += 1
+        else:
+            self.manager.leave_by_recompute(request)
+            self.stats.num_recomputes += 1
+        self.waiting.appendleft(request)
+        return request
+
+    def _prefers_swap(self, request: Request) -> bool:
+        if self.config.preemption == "auto":
+            num_tokens = sum(s.num_computed for s in request.active)
+            return self.cost.prefers_swap(num_tokens, request.num_blocks_held(self.block_size))
+        return self.config.preemption == "swap"
+
+    # Decodes
+
+    def _plan_decodes(self, plan: StepPlan) -> list[Request]:
+        """One token for each sequence that lacks only its last one; returns the requests with more to do."""
+        partial: list[Request] = []
+        position = 0
+        while position < len(self.running):  # preempting shortens the list from its end
+            request = self.running[position]
+            position += 1
+            active = request.active
+            if len(active) == 1 and active is request.live:  # the usual request: no list to build
+                sequence = active[0]
+                if len(sequence.tokens) - sequence.num_computed > 1:
+                    partial.append(request)
+                    continue
+                copies = sequence.table.append(1)
+                if copies is not None:
+                    if copies:
+                        self._note_copies(active, copies, plan)
+                    plan.add_decode(sequence)
+                    continue
+            ready = [s for s in active if s.num_to_compute == 1] if request.is_forked else []
+            if len(ready) < len(request.live):
+                partial.append(request)
+            self._plan_decode_group(request, ready, plan)
+        if plan.preempted:
+            partial = [r for r in partial if r.status is Status.RUNNING]
+        return partial
+
+    def _plan_decode_group(self, request: Request, ready: list[Sequence], plan: StepPlan) -> None:
+        """One token for all of `ready` or for none, making room where blocks are short."""
+        while ready:
+            copies = append_all([s.table for s in ready], [1] * len(ready))
+            if copies is not None:
+                self._note_copies(ready, copies, plan)
+                for sequence in ready:
+                    plan.add_decode(sequence)
+                return
+            if len(self.running) == 1:
+                self._end_for_lack_of_blocks(ready.pop(), plan)
+                continue
+            plan.preempted.append(self.preempt_youngest())
+            if plan.preempted[-1] is request:
+                return
+
+    # Prompts
+
+    def _plan_chunks(self, partial: SequenceOf[Request], plan: StepPlan, budget: int) -> int:
+        """Spend `budget` tokens on the prompts, in order. Returns what is left; 0 once one was cut short."""
+        for request in partial:
+            for sequence in request.active:
+                wanted = (
+                    sequence.num_to_compute
+                    if request.is_forked
+                    else request.num_prompt_tokens - sequence.num_computed
+                )
+                if wanted == 1 and request.is_forked:
+                    continue  # decoded above
+                num_tokens = min(wanted, budget, self._room_for(sequence, wanted))
+                if num_tokens <= 0 or (num_tokens < wanted and not self.config.enable_chunked_prefill):
+                    return 0
+                copies = sequence.table.append(num_tokens)
+                assert copies is not None, "_room_for counted the blocks"
+                self._note_copies([sequence], copies, plan)
+                plan.add_chunk(sequence, num_tokens)
+                budget -= num_tokens
+                if num_tokens < wanted:
+                    return 0
+        return budget
+
+    def _room_for(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of the next `num_tokens` tokens find a slot in the blocks that are free; ≤ 0 for none."""
+        table = sequence.table
+        missing = table.blocks_to_append(num_tokens) - self.pool.num_free
+        if missing <= 0:
+            return num_tokens
+        return (blocks_for(table.num_tokens + num_tokens, self.block_size) - missing) * self.block_size - (
+            table.num_tokens
+        )
+
+    # Admission
+
+    def _admit(self, partial: list[Request], plan: StepPlan, budget: int) -> None:
+        """Let in the head of the queue, again and again, while it can finish its prompt beside the others."""
+        while self.waiting and budget > 0:
+            request = self.waiting[0]
+            hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request)
+            if not self._may_enter(request, hits, partial, budget):
+                return
+            self.waiting.popleft()
+            self.running.append(request)
+            self.manager.enter(request, hits)
+            plan.admitted.append(request)
+            before = plan.num_decodes
+            ready = [s for s in request.active if s.num_to_compute == 1] if request.is_forked else []
+            if len(ready) < len(request.live):
+                partial.append(request)
+            self._plan_decode_group(request, ready, plan)
+            budget = self._plan_chunks([request], plan, budget - (plan.num_decodes - before))
+
+    def _may_enter(self, request: Request, hits: list[int], partial: list[Request], budget: int) -> bool:
+        """Whether rows, tokens and blocks are enough: all the blocks of its prompt, beyond those that others
+        inside still need for theirs, and the watermark. Into an empty engine it may always come."""
+        if len(request.live) > self.manager.num_free_rows or len(request.active) > budget:
+            return False
+        wanted = request.prefill_target - len(hits) * self.block_size
+        is_swapped = request.status is Status.SWAPPED
+        if wanted > budget and not is_swapped and not self.config.enable_chunked_prefill:
+            return False
+        if not self.running:
+            return True
+        size = self.block_size
+        promised = sum(r.num_blocks_needed(size) - r.num_blocks_held(size) for r in partial)
+        taken = request.num_blocks_needed(size) - len(hits) + self.pool.count_free(hits)
+        return taken + promised + self._watermark <= self.pool.num_free
+
+    # Shortage
+
+    def _give_way(self, plan: StepPlan) -> None:
+        """Nothing could be planned: prompts hold every block and none can go on. The youngest makes room."""
+        if not self.running or self.pool.num_free:
+            raise RuntimeError(
+                f"the step scheduled nothing: {len(self.running)} running, {len(self.waiting)} waiting, "
+                f"{self.pool.num_free} of {self.pool.num_blocks} blocks free"
+            )
+        if len(self.running) > 1:
+            plan.preempted.append(self.preempt_youngest())
+        else:
+            self._end_for_lack_of_blocks(self.running[0].live[-1], plan)
+
+    def _end_for_lack_of_blocks(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Alone in the pool and it is full: there is nothing to wait for, so the sequence ends here."""
+        request = sequence.request
+        sequence.output.finish("length")
+        self.manager.retire(sequence)
+        if not request.live:
+            self.running.remove(request)
+            plan.ended.append(request)
+
+    def _note_copies(self, sequences: SequenceOf[Sequence], copies: list[BlockCopy], plan: StepPlan) -> None:
+        """A copy replaced the block that the next token goes to: rows must be written again from there."""
+        if copies:
+            plan.copies.extend(copies)
+            for sequence in sequences:
+                sequence.row_blocks = min(sequence.row_blocks, sequence.num_computed // self.block_size)

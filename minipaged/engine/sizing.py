@@ -1,0 +1,125 @@
+"""From what a user says about dtype and memory to numbers: the engine's defaults, in one place."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from minipaged.config import EngineConfig, ModelConfig
+from minipaged.machine import available_memory
+from minipaged.memory import KVSpec
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+CACHE_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+CPU_SHARE = 1 / 8  # of the memory that is free
+CPU_MOST = 4 * 2**30  # bytes; as vLLM's CPU build by default
+GPU_RESERVE = 2**30  # bytes left for activations, workspaces and kernels
+
+
+def parse_bytes(amount: int | str, name: str) -> int:
+    """Bytes in 67108864, "64MiB" or "0.5 GB". Raises ValueError for anything else and for less than 1
+    byte."""
+    if isinstance(amount, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", amount)
+        if match is None or match[2].upper() not in UNITS:
+            raise ValueError(f"{name} is {amount!r}, give bytes or a text such as '64MiB' or '2GB'")
+        amount = int(float(match[1]) * UNITS[match[2].upper()])
+    if isinstance(amount, bool) or not isinstance(amount, int) or amount < 1:
+        raise ValueError(f"{name} is {amount!r}, at least 1 byte is needed")
+    return amount
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """What "auto" means: the GPU where torch sees one, else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """What "auto" means. GPU: bfloat16 from compute capability 8.0 on, else float16. CPU: bfloat16 where it
+    has instructions for bfloat16 products (AVX512-BF16, AMX or Arm's BF16), else float32."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        return _named(dtype, DTYPES, "dtype")
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+
+
+def resolve_cache_dtype(kv_cache_dtype: str | torch.dtype, model_dtype: torch.dtype) -> torch.dtype:
+    """What "auto" means: the model's dtype."""
+    if isinstance(kv_cache_dtype, torch.dtype):
+        return kv_cache_dtype
+    if kv_cache_dtype == "auto":
+        return model_dtype
+    return _named(kv_cache_dtype, DTYPES | CACHE_DTYPES, "kv_cache_dtype")
+
+
+def cpu_has_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def default_kv_memory(
+    device: torch.device, gpu_memory_utilization: float, spec: KVSpec, config: EngineConfig
+) -> int:
+    """Bytes for the cache when the user names none; call it after the model is loaded.
+
+    On a GPU what is left of `gpu_memory_utilization` of its memory, less a reserve for activations; on a CPU
+    an eighth of the free memory, at most 4 GiB. Never more than `max_num_seqs` requests of the longest length
+    take.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization}, a share in (0, 1] is needed")
+    useful = config.max_num_seqs * config.max_model_len * spec.bytes_per_token
+    if device.type != "cuda":
+        return min(useful, CPU_MOST, int(available_memory() * CPU_SHARE))
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * gpu_memory_utilization) - (total - free) - GPU_RESERVE
+    if budget <= 0:
+        raise ValueError(
+            f"gpu_memory_utilization is {gpu_memory_utilization}: of {total >> 20} MiB, "
+            f"{(total - free) >> 20} MiB are taken and {GPU_RESERVE >> 20} MiB kept for activations, so no "
+            "memory is left for the KV cache"
+        )
+    return min(useful, budget)
+
+
+def blocks_in(memory: int | str, spec: KVSpec, block_size: int, name: str) -> int:
+    """Whole blocks in `memory`, bytes or a text such as "64MiB". Raises ValueError when not one fits."""
+    memory = parse_bytes(memory, name)
+    block_bytes = spec.bytes_per_block(block_size)
+    if memory < block_bytes:
+        raise ValueError(f"{name} is {memory} bytes, a block of {block_size} tokens takes {block_bytes}")
+    return memory // block_bytes
+
+
+def resolve_max_model_len(max_model_len: int | None, config: ModelConfig) -> int:
+    """None is the model's longest context. Raises ValueError for more than that."""
+    if max_model_len is None:
+        return config.max_position_embeddings
+    if max_model_len > config.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, the model's positions end at {config.max_position_embeddings}"
+        )
+    return max_model_len
+
+
+def _named(name: str, table: dict[str, torch.dtype], what: str) -> torch.dtype:
+    if name not in table:
+        raise ValueError(f"{what} is {name!r}, supported are 'auto', {', '.join(map(repr, table))}")
+    return table[name]
