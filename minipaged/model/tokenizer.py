@@ -69,7 +69,7 @@ class Tokenizer:
         Leave it off for a rendered chat template, which has them already.
         """
         if not isinstance(text, str):
-            raise TypeError(f"text is a {type(text).__name__}, a str is needed")
+            raise TypeError(f"text is of type {type(text).__name__}, a string is needed")
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -65,7 +65,9 @@ def save_folder(folder: Path, config: ModelConfig, tensors: dict[str, torch.Tens
         part = dict(list(tensors.items())[shard::shards])
         save_file(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return folder
 
 
@@ -83,7 +85,7 @@ def save_gguf(
     metadata: dict[str, Any] | None = None,
     extra_tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write a GGUF as llama.cpp's converter does: matrices in `kind`, norms in F32, q and k permuted per head."""
+    """Write a GGUF as llama.cpp's converter does: matrices in `kind`, norms in F32, q and k permuted."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)

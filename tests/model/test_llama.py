@@ -1,4 +1,4 @@
-"""The forward pass equals transformers' LlamaForCausalLM, whatever the shape of the model and of the steps."""
+"""The forward pass equals transformers' LlamaForCausalLM, whatever the model's shape and the steps."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,9 @@ from minipaged.model.weights import weight_shapes, weight_slots
 from tests.model.model_files import logits_of, named_weights, save_folder
 
 LONG = dataclasses.replace(TINY, max_position_embeddings=1024, rope_theta=100000.0)
-SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+SCALING = RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
 # With these original positions, factor 8 and 32-wide heads, all three branches of the scaling are taken.
 MODELS = {
     "grouped queries": TINY,
@@ -105,7 +107,11 @@ def test_weight_shapes_are_those_of_the_model(config: ModelConfig) -> None:
 
 
 def test_equal_seeds_give_equal_models_in_any_dtype() -> None:
-    first, second, other = random_llama(seed=1), random_llama(seed=1, dtype=torch.bfloat16), random_llama(seed=2)
+    first, second, other = (
+        random_llama(seed=1),
+        random_llama(seed=1, dtype=torch.bfloat16),
+        random_llama(seed=2),
+    )
     weight = first.layers[0].mlp.down_proj.weight
     assert torch.equal(weight.bfloat16(), second.layers[0].mlp.down_proj.weight)
     assert not torch.equal(weight, other.layers[0].mlp.down_proj.weight)
