@@ -65,32 +65,38 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     return int(module.run(parser.parse_args(arguments)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `minipaged` and `python -m minipaged`; returns the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments in (["--version"], ["-V"]):
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` start with, or print the list of commands."""
+    if arguments and arguments[0] in {"--version", "-V"}:
         print(f"minipaged {__version__}")
         return 0
-    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+    if arguments and arguments[0] in {"-h", "--help", "help"}:
         print(command_list())
-        return 0 if arguments else 2
+        return 0
     found = find_command(arguments)
     if found is None:
-        group = any(name.startswith(arguments[0] + " ") for name in COMMANDS)
-        if not group:
+        is_group = bool(arguments) and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS)
+        if arguments and not is_group:
             print(f"minipaged: there is no command {arguments[0]!r}\n", file=sys.stderr)
-        print(command_list(arguments[0] if group else ""), file=sys.stderr)
+        print(command_list(arguments[0] if is_group else ""), file=sys.stderr)
         return 2
     try:
-        code = run_command(*found)
-        sys.stdout.flush()
-        return code
+        return run_command(*found)
     except CommandError as error:
         print(f"minipaged {found[0]}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\nminipaged {found[0]}: stopped", file=sys.stderr)
         return 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `minipaged` and `python -m minipaged`; returns the exit code."""
+    try:
+        try:
+            return dispatch(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output left, as in `minipaged demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

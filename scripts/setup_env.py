@@ -137,7 +137,7 @@ def create_venv() -> None:
 def pip_install(*arguments: str) -> None:
     """Run pip; its progress goes to the terminal, its full log to LOG. Raises SetupError with the cause."""
     LOG.unlink(missing_ok=True)
-    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    quiet = [] if sys.stdout.isatty() else ["--quiet", "--progress-bar", "off"]
     command = [
         str(venv_python()),
         "-m",
