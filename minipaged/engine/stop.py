@@ -127,6 +127,6 @@ class OutputState:
         longest = max((len(string) - 1 for string in self._stop_strings), default=0)
         for length in range(min(longest, len(self._text)), 0, -1):
             tail = self._text[-length:]
-            if any(string.startswith(tail) for string in self._stop_strings if len(string) > length):
+            if any(string.startswith(tail) for string in self._stop_strings):
                 return length
         return 0

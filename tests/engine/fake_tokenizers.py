@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 
 class ByteTokenizer:
@@ -48,3 +49,25 @@ class MetaspaceTokenizer:
         skipped = self.special_token_ids if skip_special_tokens else ()
         text = "".join(self.pieces[t] for t in token_ids if t not in skipped).replace("▁", " ")
         return text.removeprefix(" ")
+
+
+class ByteFallbackTokenizer:
+    """One token per byte; neighbouring bytes that are not valid UTF-8 as a whole give one U+FFFD each.
+
+    So do the <0x..> tokens of SentencePiece vocabularies.
+    """
+
+    special_token_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> None:
+        return None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text = ""
+        for is_ascii, run in groupby(token_ids, lambda token: token < 128):
+            data = bytes(run)
+            try:
+                text += data.decode()
+            except UnicodeDecodeError:
+                text += data.decode() if is_ascii else "\ufffd" * len(data)
+        return text

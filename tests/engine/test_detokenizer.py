@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipaged.engine.detokenizer import Detokenizer
-from tests.engine.fake_tokenizers import ByteTokenizer, MetaspaceTokenizer
+from tests.engine.fake_tokenizers import ByteFallbackTokenizer, ByteTokenizer, MetaspaceTokenizer
 
 TEXT = "aé😊 你!"
 
@@ -83,12 +83,23 @@ def test_an_id_beyond_the_vocabulary_has_no_text():
     assert pieces(ByteTokenizer(), [97, 5000, 98]) == ["a", "", "b", ""]
 
 
+def test_a_byte_fallback_vocabulary_shows_no_half_character():
+    """There one bad byte spoils the text of all the byte tokens around it, whole characters included."""
+    tokenizer = ByteFallbackTokenizer()
+    ids = list("aé😊 你é!".encode())
+    deltas = pieces(tokenizer, ids)
+    assert "".join(deltas) == "aé😊 你é!"
+    assert "\ufffd" not in "".join(deltas)
+
+
 def test_spaces_at_token_borders_stay_where_decoding_depends_on_the_neighbours():
-    tokenizer = MetaspaceTokenizer(["▁a", "b", "▁", "▁c", "\ufffd"])
+    tokenizer = MetaspaceTokenizer(["▁a", "b", "▁", "▁c", "\ufffd", ""])
     ids = [1, 2, 3, 4, 1, 3, 3, 4, 5, 5, 5, 5, 5, 1, 0, 2]
     deltas = pieces(tokenizer, ids)
     assert "".join(deltas) == tokenizer.decode(ids)
     assert deltas[:4] == ["a", "b", " ", " c"]
+    for ids, text in (([3, 2, 1], "b a"), ([3, 3, 1], "  a"), ([1, 6, 1, 6, 6, 2], "a ab")):
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids) == text
 
 
 @given(data=st.data(), has_bytes=st.booleans())

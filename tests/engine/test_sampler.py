@@ -217,9 +217,9 @@ def test_repetition_penalty_equals_the_transformers_processor():
 def test_frequency_and_presence_look_at_the_output_only():
     logits = torch.tensor([[3.0, 2.9, 2.8, 2.7]])
     frequency = SamplingParams(temperature=0, frequency_penalty=0.25)
-    assert greedy_after_penalties(logits, frequency, [1, 1, 1], [0, 0, 1]) == [2, 3, 1, 0]
+    assert greedy_after_penalties(logits, frequency, [2, 2], [0, 0, 1]) == [2, 3, 1, 0]
     presence = SamplingParams(temperature=0, presence_penalty=0.25)
-    assert greedy_after_penalties(logits, presence, [1, 1, 1], [0, 0, 1]) == [2, 0, 3, 1]
+    assert greedy_after_penalties(logits, presence, [2, 2], [0, 0, 1]) == [2, 0, 3, 1]
     reward = SamplingParams(temperature=0, presence_penalty=-2.0)
     assert greedy_after_penalties(logits, reward, [], [3]) == [3, 0, 1, 2]
 
