@@ -17,7 +17,7 @@ from minipaged.commands import CommandError
 MIB = 2**20
 DEFAULT_MODEL = "smollm2-135m"
 # Peak of a process that serves it, rounded up: torch itself, the weights twice while they load, the cache.
-SERVING_MEMORY = 1536 * MIB
+SERVING_MEMORY = 2048 * MIB
 
 
 @dataclass(frozen=True)
