@@ -1,1 +1,1 @@
-"""The Triton kernels, one per file, each with the function that prepares its launch. Importing this is free."""
+"""The Triton kernels, one per file, each with the function that prepares its launch."""

@@ -13,20 +13,15 @@ import triton.language as tl
 
 
 @triton.jit
-def lanes_below(lanes, limit, NEEDED: tl.constexpr):
-    """Which lanes lie below `limit`. Say NEEDED=False where all do: the mask is then a constant, and the
-    compiler drops it from the loads."""
-    if NEEDED:
-        return lanes < limit
-    else:
-        return tl.full(lanes.shape, True, tl.int1)
+def look_up_blocks(block_table_ptr, positions, end, BLOCK_SIZE: tl.constexpr):
+    """Block ids of `positions`. Nothing is looked up for positions from `end` on: the table ends there."""
+    return tl.load(block_table_ptr + positions // BLOCK_SIZE, mask=positions < end, other=0)
 
 
 @triton.jit
-def slot_offsets(block_table_ptr, positions, live, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
-    """Offsets in elements, int64, of the cache rows of `positions`. Lanes that are not live look nothing up.
+def slot_offsets(blocks, positions, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
+    """Offsets in elements, int64, of the cache rows of `positions`, which lie in `blocks`.
 
     The block id is widened before it is multiplied: id times stride passes 2**31 in any large pool.
     """
-    blocks = tl.load(block_table_ptr + positions // BLOCK_SIZE, mask=live, other=0)
     return blocks.to(tl.int64) * stride_block + (positions % BLOCK_SIZE) * stride_slot

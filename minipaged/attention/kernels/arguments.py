@@ -107,25 +107,40 @@ def attention_arguments(
     }
 
 
-def keys_per_tile(head_size: int, itemsize: int) -> int:
-    """Keys in one tile: 64 where a padded head takes 256 bytes or less, fewer where it takes more."""
-    return max(SMALLEST_DOT, min(64, 64 * 256 // (padded(head_size) * itemsize)))
+def has_matrix_units(target: Target, itemsize: int) -> bool:
+    """Whether `tl.dot` runs on matrix units: not in float32, nor on sm_75, for which Triton has none.
+
+    Products are unrolled into single multiplications there, which only small tiles have registers for.
+    """
+    return itemsize <= 2 and (target.backend == "hip" or int(target.arch) >= 80)
+
+
+def keys_per_tile(target: Target, head_size: int, itemsize: int) -> int:
+    """Keys in one tile: at most 64, and so many that a tile of keys has 8192 values, or 2048 without
+    matrix units."""
+    values = 8192 if has_matrix_units(target, itemsize) else 2048
+    return max(SMALLEST_DOT, min(64, values // padded(head_size)))
 
 
 def decode_tile(target: Target, group: int, head_size: int, itemsize: int) -> Tile:
-    """Decode is bound by memory: enough tiles in flight to hide its latency, little work per tile."""
-    stages = 3 if target.backend == "cuda" and int(target.arch) >= 80 else 2
-    return Tile(padded(group), keys_per_tile(head_size, itemsize), num_warps=4, num_stages=stages)
+    """Decode is bound by memory: three stages keep two tiles of keys and values on their way, two keep one,
+    which is all that the 64 KiB of an AMD compute unit hold."""
+    stages = 2 if target.backend == "hip" else 3
+    return Tile(padded(group), keys_per_tile(target, head_size, itemsize), num_warps=4, num_stages=stages)
 
 
-def prefill_tile(target: Target, group: int, head_size: int, itemsize: int) -> Tile:
-    """Prefill is bound by the matrix units: as many query rows per loaded key as the registers hold."""
-    async_copies = target.backend == "cuda" and int(target.arch) >= 80
-    if itemsize > 2:  # float32 has no matrix unit: the products live in registers
-        return Tile(max(16, padded(group)), 32, num_warps=4, num_stages=2 if async_copies else 1)
-    rows = 128 if async_copies else 64
-    warps = 8 if padded(head_size) >= 128 and rows == 128 else 4
-    return Tile(max(rows, padded(group)), keys_per_tile(head_size, itemsize), warps, 3 if async_copies else 1)
+def prefill_tile(target: Target, group: int, head_size: int, itemsize: int, quantized: bool) -> Tile:
+    """Prefill is bound by the matrix units: as many query rows per loaded key as the registers hold.
+
+    The sizes are the largest that were seen to compile without spills on sm_80 to sm_120.
+    """
+    keys = keys_per_tile(target, head_size, itemsize)
+    if not has_matrix_units(target, itemsize):
+        return Tile(padded(group), keys, num_warps=4, num_stages=1)
+    if quantized or padded(head_size) > 128:
+        return Tile(max(64, padded(group)), min(keys, 32), num_warps=8, num_stages=2)
+    stages = 2 if target.backend == "hip" else 3
+    return Tile(max(128, padded(group)), keys, num_warps=8, num_stages=stages)
 
 
 SHORTEST_PART, LONGEST_PART = 256, 2048

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.kernels.addresses import slot_offsets
+from minipaged.attention.kernels.addresses import look_up_blocks, slot_offsets
 from minipaged.attention.kernels.arguments import attention_arguments, output_arguments
 from minipaged.attention.launch import Launch
 
@@ -66,13 +66,14 @@ def decode_kernel(
     for first_key in range(0, context_len, TILE):
         positions = first_key + tl.arange(0, TILE)
         live = positions < context_len
-        rows = slot_offsets(table_ptr, positions, live, stride_block, stride_slot, BLOCK_SIZE)
+        blocks = look_up_blocks(table_ptr, positions, context_len, BLOCK_SIZE)
+        rows = slot_offsets(blocks, positions, stride_block, stride_slot, BLOCK_SIZE)
         offsets = rows[:, None] + kv_head * stride_head + dims[None, :]  # [TILE, HEAD_PADDED]
         loaded = live[:, None] & in_head[None, :]
         key = tl.load(key_cache_ptr + offsets, mask=loaded, other=0.0).to(tl.float32)
         value = tl.load(value_cache_ptr + offsets, mask=loaded, other=0.0).to(tl.float32)
         if key_scale_ptr is not None:
-            rows = slot_offsets(table_ptr, positions, live, stride_scale_block, stride_scale_slot, BLOCK_SIZE)
+            rows = slot_offsets(blocks, positions, stride_scale_block, stride_scale_slot, BLOCK_SIZE)
             key *= tl.load(key_scale_ptr + rows + kv_head, mask=live, other=0.0)[:, None]
             value *= tl.load(value_scale_ptr + rows + kv_head, mask=live, other=0.0)[:, None]
 

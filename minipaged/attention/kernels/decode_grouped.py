@@ -73,7 +73,7 @@ def decode_grouped_kernel(
     visible = tl.full([ROWS], context_len, tl.int32)  # the newest token sees every key
     table_ptr = block_tables_ptr + seq * stride_table
     maximum, total, acc = attend_keys(
-        query, visible, 0, context_len // TILE * TILE, context_len, table_ptr, kv_head, key_cache_ptr,
+        query, visible, 0, context_len, table_ptr, kv_head, key_cache_ptr,
         value_cache_ptr, key_scale_ptr, value_scale_ptr, stride_block, stride_slot, stride_head,
         stride_scale_block, stride_scale_slot, log2_scale, BLOCK_SIZE, HEAD_SIZE, TILE, COMPUTE,
     )  # fmt: skip

@@ -70,7 +70,7 @@ def decode_split_kernel(
     visible = tl.full([ROWS], context_len, tl.int32)  # the newest token sees every key
     table_ptr = block_tables_ptr + seq * stride_table
     maximum, total, acc = attend_keys(
-        query, visible, first_key, end_key // TILE * TILE, end_key, table_ptr, kv_head, key_cache_ptr,
+        query, visible, first_key, end_key, table_ptr, kv_head, key_cache_ptr,
         value_cache_ptr, key_scale_ptr, value_scale_ptr, stride_block, stride_slot, stride_head,
         stride_scale_block, stride_scale_slot, log2_scale, BLOCK_SIZE, HEAD_SIZE, TILE, COMPUTE,
     )  # fmt: skip

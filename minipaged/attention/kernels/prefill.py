@@ -98,11 +98,10 @@ def prefill_kernel(
     query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=used, other=0.0).to(COMPUTE)
 
     seen = context_len - query_len + 1  # keys that the sequence's first query sees; below 1 if it sees none
-    seen_by_all = tl.maximum(seen + first, 0)
     seen_by_any = tl.maximum(seen + tl.minimum(first + TOKENS, query_len) - 1, 0)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
     maximum, total, acc = attend_keys(
-        query, seen + token, 0, seen_by_all // TILE * TILE, seen_by_any, table_ptr, kv_head, key_cache_ptr,
+        query, seen + token, 0, seen_by_any, table_ptr, kv_head, key_cache_ptr,
         value_cache_ptr, key_scale_ptr, value_scale_ptr, stride_block, stride_slot, stride_head,
         stride_scale_block, stride_scale_slot, log2_scale, BLOCK_SIZE, HEAD_SIZE, TILE, COMPUTE,
     )  # fmt: skip
@@ -123,7 +122,9 @@ def prefill_launch(
 ) -> Launch:
     """Fill `output` with the attention of `query`, both [num_tokens, num_query_heads, head_size]."""
     args = output_arguments(output) | attention_arguments(query, layer, batch, scale)
-    tile = tile or prefill_tile(target, args["GROUP"], query.shape[2], query.element_size())
+    tile = tile or prefill_tile(
+        target, args["GROUP"], query.shape[2], query.element_size(), quantized=layer.key_scale is not None
+    )
     args |= {
         "num_seqs": batch.num_seqs,
         "ROWS": tile.rows,
