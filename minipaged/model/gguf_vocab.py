@@ -102,9 +102,9 @@ def _mark_special_tokens(backend: BackendTokenizer, tokens: list[str], types: li
         raise ValueError(f"tokenizer.ggml has {len(tokens)} tokens but {len(types)} token types")
     for token, kind in zip(tokens, types, strict=True):
         if kind in (UNKNOWN, CONTROL):
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            backend.add_special_tokens([AddedToken(token, normalized=False)])
         elif kind == USER_DEFINED:
-            backend.add_tokens([AddedToken(token, special=False, normalized=False)])
+            backend.add_tokens([AddedToken(token, normalized=False)])
 
 
 def _named_token(file: GGUFFile, tokens: list[str], name: str) -> str | None:

@@ -66,10 +66,12 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts those before and after it that the model expects.
 
-        Leave it off for a rendered chat template, which has them already.
+        Leave it off for a rendered chat template, which has them already. Raises ValueError for a str that is
+        not text (a lone surrogate), TypeError for anything else than a str.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is of type {type(text).__name__}, a string is needed")
+        text.encode()  # the library's own error would not say which character is at fault
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minipaged.config import ModelConfig, RopeScaling
+from minipaged.model.llama import RMSNorm
 from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.weights import weight_shapes, weight_slots
@@ -23,6 +24,7 @@ MODELS = {
     "one key/value head": dataclasses.replace(TINY, num_kv_heads=1),
     "tied head": dataclasses.replace(TINY, tie_word_embeddings=True),
     "three queries per kv head": dataclasses.replace(TINY, hidden_size=24, num_query_heads=6),
+    "head size no power of two": dataclasses.replace(TINY, head_size=12),
     "head size not hidden / heads, theta 100000": dataclasses.replace(LONG, hidden_size=64, head_size=32),
     "llama3 rope scaling": dataclasses.replace(LONG, hidden_size=64, head_size=32, rope_scaling=SCALING),
 }
@@ -82,6 +84,17 @@ def test_bfloat16_logits_are_as_near_as_those_of_transformers(tmp_path: Path) ->
         theirs = transformers_model(folder, dtype=torch.bfloat16)(torch.tensor([ids])).logits[0].float()
     ours = logits_of(load_model(folder, dtype=torch.bfloat16).model, ids)
     assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norm_is_computed_in_float32_as_in_transformers(dtype: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    ours, theirs = RMSNorm(64, 1e-5, dtype, "cpu"), LlamaRMSNorm(64, 1e-5).to(dtype)
+    theirs.weight.data = torch.randn(64).to(dtype)
+    ours.weight.copy_(theirs.weight.detach())
+    x = (300 * torch.randn(32, 64)).to(dtype)  # squares overflow float16
+    assert torch.equal(ours(x), theirs(x).detach())
 
 
 def test_logits_are_computed_for_the_rows_passed_only() -> None:

@@ -197,6 +197,11 @@ def test_only_text_is_encoded(text: Any) -> None:
         Tokenizer(byte_level()).encode(text)
 
 
+def test_lone_surrogate_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match="position 1: surrogates not allowed"):
+        Tokenizer(byte_level()).encode("a\udcffb")
+
+
 def test_chat_without_a_template_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="no chat template: pass plain text or token ids"):
         Tokenizer(byte_level()).apply_chat_template([{"role": "user", "content": "hi"}])
