@@ -54,7 +54,7 @@ class LLM:
         kv_cache_dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
-        max_num_batched_tokens: int = 2048,
+        max_num_batched_tokens: int | None = None,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
         preemption: Literal["recompute", "swap", "auto"] = "recompute",
@@ -72,7 +72,8 @@ class LLM:
         block_size: tokens per block. With `block_size=max_model_len` every request reserves one strip for its
             longest length: the contiguous baseline.
         max_num_seqs: sequences that run at once; 256 by default, fewer if max_num_batched_tokens is.
-        max_num_batched_tokens: tokens computed in one step.
+        max_num_batched_tokens: tokens computed in one step; 2048 by default, or max_model_len without chunked
+            prefill if that is more.
         preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
         swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
         watermark: share of the blocks that admission leaves free.
@@ -84,8 +85,11 @@ class LLM:
         if not isinstance(model, LoadedModel):
             model = load_model(model, dtype=resolve_dtype(dtype, self.device), device=self.device)
         self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
+        max_model_len = resolve_max_model_len(max_model_len, model.config)
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 2048 if enable_chunked_prefill else max(2048, max_model_len)
         config = EngineConfig(
-            max_model_len=resolve_max_model_len(max_model_len, model.config),
+            max_model_len=max_model_len,
             max_num_seqs=min(256, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minipaged.engine.logprobs import Logprob
+from minipaged.engine.sharing import Sharing
 
 
 @dataclass
@@ -20,10 +21,8 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_generation_tokens: int = 0
     """Tokens of all its sequences."""
-    block_entries: int = 0
-    """Block-table entries of its sequences, summed over the steps in which it ran several of them."""
-    blocks_held: int = 0
-    """Different blocks behind those entries, summed likewise."""
+    sharing: Sharing = field(default_factory=Sharing)
+    """Blocks that its sequences shared, over the steps in which several of them ran."""
 
     @property
     def queue_time(self) -> float | None:
@@ -50,8 +49,8 @@ class RequestMetrics:
 
     @property
     def blocks_saved(self) -> float:
-        """Share of block-table entries that cost no block because sequences shared it, 0 … 1."""
-        return 1 - self.blocks_held / self.block_entries if self.block_entries else 0.0
+        """Share of block-table entries that cost no block because its sequences shared it, 0 … 1."""
+        return self.sharing.saved
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

@@ -10,7 +10,7 @@ from minipaged.engine.request import Request, Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """The sequences of one step, decodes first, and how many tokens each computes.
+    """The sequences of one step and how many tokens each computes: first the decodes, then the chunks.
 
     Only sequences whose last token is computed in this step get a new one. A request that has just computed
     the prompt of n samples is sampled n times from the same row.
@@ -19,7 +19,7 @@ class StepPlan:
     sequences: list[Sequence] = field(default_factory=list)
     query_lens: list[int] = field(default_factory=list)
     num_decodes: int = 0
-    """The leading sequences that compute one token and are all sampled."""
+    """The leading sequences, which compute the one token sampled last and are all sampled again."""
     num_prefill_tokens: int = 0
     sampled: list[Sequence] = field(default_factory=list)
     sampled_from: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class StepPlan:
         self.sampled.append(sequence)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """The next `num_tokens` tokens of a sequence that has more than its last token to compute."""
+        """The next `num_tokens` tokens of a sequence whose prompt is not computed yet, or that came back."""
         request = sequence.request
         if sequence.num_to_compute == num_tokens:
             drawn = [sequence] if request.is_forked else request.live
@@ -53,7 +53,8 @@ class StepPlan:
             self.forks.append(request)
         self.sequences.append(sequence)
         self.query_lens.append(num_tokens)
-        self.num_prefill_tokens += num_tokens
+        if num_tokens > 1 or not sequence.output.token_ids:
+            self.num_prefill_tokens += num_tokens
 
     def num_empty_slots(self, block_size: int) -> int:
         """Slots behind the last token of every running sequence, in the block it has begun."""

@@ -113,7 +113,7 @@ class ModelRunner:
 
     def sampled_logits(self, plan: StepPlan, hidden: Tensor) -> Tensor:
         """Logits [len(plan.sampled), vocab_size] float32; the other rows never meet the head."""
-        if len(plan.sampled) == len(hidden):
+        if plan.num_decodes == len(hidden):  # every row is sampled, in order
             return self.model.compute_logits(hidden)
         last_rows = np.cumsum(plan.query_lens) - 1
         rows = torch.from_numpy(last_rows[plan.sampled_from]).to(hidden.device)

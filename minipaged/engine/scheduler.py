@@ -156,8 +156,8 @@ class Scheduler:
                     if request.is_forked
                     else request.num_prompt_tokens - sequence.num_computed
                 )
-                if wanted == 1 and request.is_forked:
-                    continue  # decoded above
+                if sequence.table.num_tokens > sequence.num_computed:
+                    continue  # decodes in this step
                 num_tokens = min(wanted, budget, self._room_for(sequence, wanted))
                 if num_tokens <= 0 or (num_tokens < wanted and not self.config.enable_chunked_prefill):
                     return 0
@@ -193,12 +193,8 @@ class Scheduler:
             self.running.append(request)
             self.manager.enter(request, hits)
             plan.admitted.append(request)
-            before = plan.num_decodes
-            ready = [s for s in request.active if s.num_to_compute == 1] if request.is_forked else []
-            if len(ready) < len(request.live):
-                partial.append(request)
-            self._plan_decode_group(request, ready, plan)
-            budget = self._plan_chunks([request], plan, budget - (plan.num_decodes - before))
+            partial.append(request)
+            budget = self._plan_chunks([request], plan, budget)
 
     def _may_enter(self, request: Request, hits: list[int], partial: list[Request], budget: int) -> bool:
         """Whether rows, tokens and blocks are enough: all the blocks of its prompt, beyond those that others

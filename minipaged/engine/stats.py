@@ -92,7 +92,7 @@ class Recorder:
                 waiting=len(scheduler.waiting),
                 swapped=scheduler.num_swapped,
                 prefill_tokens=plan.num_prefill_tokens,
-                decode_tokens=plan.num_decodes,
+                decode_tokens=sum(plan.query_lens) - plan.num_prefill_tokens,
                 preempted=len(plan.preempted),
                 blocks_held=held,
                 reserved_bytes=reserved,
@@ -109,8 +109,5 @@ class Recorder:
                 sequence.request.metrics.first_token_time = now
 
     def _record_sharing(self, plan: StepPlan) -> None:
-        """For requests with several sequences: how many table entries, and how many blocks behind them."""
         for request in {s.request for s in plan.sequences if len(s.request.active) > 1}:
-            tables = [s.table.blocks for s in request.active]
-            request.metrics.block_entries += sum(map(len, tables))
-            request.metrics.blocks_held += len(set().union(*tables))
+            request.metrics.sharing.count([s.table for s in request.active])

@@ -1,0 +1,158 @@
+"""Random schedules: arrivals, samples, stops, aborts, tiny pools, both ways to preempt. After every step the
+bookkeeping is proven; in the end every request has what it would have said in an engine with room for all."""
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fake_model import HashModel, assert_idle, make_engine, poison, run
+
+from minipaged.engine.engine import Engine
+from minipaged.engine.outputs import CompletionOutput, RequestOutput
+from minipaged.engine.sampling_params import SamplingParams
+from minipaged.memory import blocks_for
+
+SCHEDULES = 600 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
+GROUPS = 12
+
+
+@dataclass
+class Arrival:
+    step: int
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+@dataclass
+class Schedule:
+    """One random world. Everything follows from the seed."""
+
+    seed: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    arrivals: list[Arrival] = field(default_factory=list)
+    aborts: list[tuple[int, str, int | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        block_size = rng.choice([1, 2, 3, 4, 5, 8])
+        seqs = rng.randint(2, 7)
+        chunked = rng.random() < 0.8
+        self.settings = {
+            "block_size": block_size,
+            "num_blocks": rng.randint(3, 6) + 30 // block_size,
+            "max_model_len": 60,
+            "max_num_seqs": seqs,
+            "max_num_batched_tokens": rng.randint(seqs, seqs + 12) if chunked else 60 + rng.randint(0, 20),
+            "enable_chunked_prefill": chunked,
+            "enable_prefix_caching": rng.random() < 0.6,
+            "preemption": rng.choice(["recompute", "swap", "auto"]),
+            "watermark": rng.choice([0.0, 0.01, 0.2]),
+            "num_host_blocks": rng.choice([0, 2, 10, 60]),
+        }
+        stems = [[rng.randint(1, 39) for _ in range(rng.randint(1, 20))] for _ in range(2)]
+        for i in range(rng.randint(3, 9)):
+            stem = rng.choice(stems)
+            prompt = stem[: rng.randint(1, len(stem))] + [
+                rng.randint(1, 39) for _ in range(rng.randint(0, 5))
+            ]
+            self.arrivals.append(Arrival(rng.randint(0, 12), f"{i}", prompt, self._params(rng, seqs)))
+            if rng.random() < 0.2:
+                self.aborts.append((rng.randint(0, 30), f"{i}", rng.choice([None, None, 0, 1])))
+
+    @staticmethod
+    def _params(rng: random.Random, seqs: int) -> SamplingParams:
+        drawn = rng.random() < 0.5
+        max_tokens = rng.randint(1, 20)
+        return SamplingParams(
+            n=rng.randint(1, min(3, seqs)) if drawn else 1,
+            temperature=1.0 if drawn else 0.0,
+            seed=rng.randint(0, 99),
+            max_tokens=max_tokens,
+            min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=rng.sample(range(1, 40), 3),
+            presence_penalty=rng.choice([0.0, 0.0, 1.0]),
+        )
+
+    def engine(self) -> Engine:
+        return make_engine(model=HashModel(), **self.settings)
+
+    def unpressured(self) -> dict[str, RequestOutput]:
+        """The same requests with room for all of them, no sharing between them and no chunks."""
+        engine = make_engine(
+            model=HashModel(), num_blocks=800, block_size=7, max_num_seqs=64, max_num_batched_tokens=999
+        )
+        for arrival in self.arrivals:
+            engine.add_request(arrival.request_id, arrival.prompt, arrival.params)
+        return run(engine)
+
+    def may_lack_blocks(self, arrival: Arrival) -> bool:
+        """Whether all its samples at full length, sharing only the prompt's full blocks, exceed the pool."""
+        block_size, prompt = self.settings["block_size"], len(arrival.prompt)
+        shared = prompt // block_size
+        longest = min(prompt + (arrival.params.max_tokens or 0), 60) - 1
+        most = shared + arrival.params.n * (blocks_for(longest, block_size) - shared)
+        return most > self.settings["num_blocks"]
+
+
+def play(schedule: Schedule) -> tuple[Engine, dict[str, RequestOutput], set[str]]:
+    """Run a schedule under pressure; the final outputs, and the requests of which a part was aborted."""
+    engine = schedule.engine()
+    finished: dict[str, RequestOutput] = {}
+    aborted: set[str] = set()
+    waiting = sorted(schedule.arrivals, key=lambda arrival: arrival.step)
+    for number in range(2000):
+        while waiting and waiting[0].step <= number:
+            arrival = waiting.pop(0)
+            try:
+                engine.add_request(arrival.request_id, arrival.prompt, arrival.params)
+            except ValueError as refusal:
+                assert "the pool has" in str(refusal)
+                assert schedule.may_lack_blocks(arrival)
+        for when, request_id, index in schedule.aborts:
+            if when == number and engine.abort_request(request_id, index):
+                aborted.add(request_id)
+                engine.check_invariants()
+        for output in engine.step():
+            assert output.request_id in engine.requests or output.finished
+            if output.finished:
+                assert output.request_id not in finished
+                finished[output.request_id] = output
+        engine.check_invariants()
+        poison(engine)
+        if not waiting and not engine.has_unfinished_requests():
+            break
+    assert_idle(engine)
+    return engine, finished, aborted
+
+
+def agrees(output: CompletionOutput, expected: CompletionOutput, *, may_be_cut: bool) -> bool:
+    if output.finish_reason == "abort" or (may_be_cut and output.finish_reason == "length"):
+        return output.token_ids == expected.token_ids[: len(output.token_ids)]
+    same_end = (output.finish_reason, output.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    return output.token_ids == expected.token_ids and same_end
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_schedules_end_and_say_what_they_would_say_unpressured(group: int) -> None:
+    """C24, C26, C35: 600 schedules; with MINIPAGED_FUZZ=k k times as many."""
+    preemptions = hits = 0
+    for seed in range(group, SCHEDULES, GROUPS):
+        schedule = Schedule(seed)
+        engine, finished, aborted = play(schedule)
+        expected = schedule.unpressured()
+        preemptions += engine.stats.num_preemptions
+        hits += engine.stats.prefix.hits
+        for arrival in schedule.arrivals:
+            name = arrival.request_id
+            if name not in finished:
+                assert name in aborted or schedule.may_lack_blocks(arrival), f"seed {seed}: {name} is lost"
+                continue
+            for output, right in zip(finished[name].outputs, expected[name].outputs, strict=True):
+                cut = schedule.may_lack_blocks(arrival)
+                assert agrees(output, right, may_be_cut=cut), f"seed {seed}, request {name}: {output} {right}"
+    assert preemptions > 0 and hits > 0, "the pools are too large to test anything"
