@@ -1,4 +1,4 @@
-"""What the code imports is what pyproject.toml asks for: the engine the core, course and tests their extras."""
+"""What the code imports is what pyproject.toml asks for: the engine the core, course and tests an extra."""
 
 import ast
 import sys
