@@ -1,9 +1,6 @@
-"""The tokenizer: from tokenizer.json or a GGUF vocabulary, checked against transformers and known texts."""
+"""What serving needs around a tokenizer: special tokens, bytes, templates, and errors that name the file."""
 
-import dataclasses
 import json
-import random
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -12,125 +9,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.gguf_vocab import LLAMA3_PIECES
 from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import BYTES_OF_SYMBOLS, Tokenizer
-from tests.model.hf_reference import hf_tokenizer, model_is_installed, smollm2
-from tests.model.model_files import named_weights, save_folder, save_gguf
+from tests.model.model_files import named_weights, save_folder
 
-needs_model = pytest.mark.skipif(not model_is_installed(), reason="needs the SmolLM2 file: make setup")
 SYMBOLS = sorted(BYTES_OF_SYMBOLS, key=BYTES_OF_SYMBOLS.__getitem__)  # the symbol of byte 0, 1, ...
-
-TEXTS = [
-    "",
-    "Hello, world!",
-    "The year 2024 has 366 days; pi is 3.14159 and 1/3 = 0.333…",
-    "   leading,   inner    and trailing spaces   ",
-    "tabs\tand\r\nline\n\n\nbreaks  \n 7 \n",
-    "    def f(x):\n        return x ** 2  # code\n",
-    "it's we've I'll they'd don't ROCK'N'ROLL",
-    "你好，世界！ 日本語のテキスト 한국어",
-    "Ünïcödé naïve café e\u0301 ﬁ Straße ΑΒΓ привет",
-    "😊👩‍👩‍👧 flags 🇫🇷🇩🇪 ❤️‍🔥",
-    "½ ⅷ ٣٤٥ １２３ ²³",
-    "\u00a0\u200b\ufeff\x00\x1f controls",
-    "https://example.org/a?b=c&d=%20#e user@example.org",
-    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|><file_sep> <|im_end|",
-]
-
-
-@needs_model
-@pytest.mark.parametrize("text", TEXTS)
-def test_smollm2_ids_equal_transformers_on_every_kind_of_text(text: str) -> None:
-    tokenizer = smollm2().tokenizer
-    assert tokenizer is not None
-    ids = tokenizer.encode(text)
-    assert ids == reference_ids(text)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
-    assert b"".join(tokenizer.token_bytes(id) or b"" for id in ids) == text.encode()
-
-
-@needs_model
-def test_smollm2_ids_equal_transformers_on_random_mixtures() -> None:
-    tokenizer = smollm2().tokenizer
-    assert tokenizer is not None
-    chance = random.Random(0)
-    pieces = [
-        *"aZ \n\t\r.'_-",
-        "  ",
-        " the",
-        "23",
-        "é",
-        "好",
-        "😊",
-        "½",
-        "٣",
-        "'s",
-        "<|im_end|>",
-        "\u00a0",
-        "\r\n",
-    ]
-    for _ in range(2000):
-        text = "".join(chance.choices(pieces, k=chance.randint(1, 12)))
-        ids = tokenizer.encode(text)
-        assert ids == reference_ids(text), text
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def reference_ids(text: str) -> list[int]:
-    """transformers' ids, with the text cut at every digit first.
-
-    SmolLM2 cuts there; llama.cpp does too ("tokenizer.ggml.pre" = "smollm"). transformers 5.24 reads the
-    vocabulary of a GGUF but not this rule, which shows in white space before a digit.
-    """
-    pieces = [""]
-    for character in text:
-        if unicodedata.category(character).startswith("N"):
-            pieces += [character, ""]
-        else:
-            pieces[-1] += character
-    return [id for piece in pieces for id in hf_tokenizer().encode(piece, add_special_tokens=False)]
-
-
-@needs_model
-def test_smollm2_chat_template_equals_transformers() -> None:
-    tokenizer = smollm2().tokenizer
-    assert tokenizer is not None
-    assert tokenizer.has_chat_template
-    turns = [
-        {"role": "user", "content": "What is the capital of France? "},
-        {"role": "assistant", "content": "Paris."},
-        {"role": "user", "content": "And of Italy?\n"},
-    ]
-    for messages in (turns[:1], turns, [{"role": "system", "content": "Be brief."}, *turns]):
-        for generate in (True, False):
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=generate)
-            theirs = hf_tokenizer().apply_chat_template(
-                messages, add_generation_prompt=generate, tokenize=False
-            )
-            assert text == theirs
-
-
-@needs_model
-def test_smollm2_facts() -> None:
-    tokenizer = smollm2().tokenizer
-    assert tokenizer is not None
-    assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_token_ids == (2,)
-    assert tokenizer.special_token_ids == frozenset(range(17))
-    assert tokenizer.special_tokens["<|im_end|>"] == 2
-    assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a")  # it has no BOS habit
-
-
-@needs_model
-def test_bytes_of_every_token_are_the_text_of_every_token() -> None:
-    tokenizer = smollm2().tokenizer
-    assert tokenizer is not None
-    for id in range(tokenizer.vocab_size):
-        expected = tokenizer.decode([id], skip_special_tokens=False)
-        assert (tokenizer.token_bytes(id) or b"").decode(errors="replace") == expected
-    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
 def byte_level(**options: Any) -> tokenizers.Tokenizer:
@@ -253,79 +137,3 @@ def test_fault_in_tokenizer_config_names_the_file(folder: Path, settings: Any, m
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelLoadError, match=rf"tokenizer_config\.json: .*{message}"):
         load_model(folder)
-
-
-def gguf_vocabulary(**changes: Any) -> dict[str, Any]:
-    """A byte-level vocabulary of TINY's size: 256 bytes, three merges, special tokens, unused ones."""
-    merged = ["he", "ll", "hell"]
-    special = ["<s>", "</s>", "<user>"]
-    unused = [f"<unused{index}>" for index in range(TINY.vocab_size - 256 - 6)]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": [*SYMBOLS, *merged, *special, *unused],
-        "tokenizer.ggml.token_type": [1] * 259 + [3, 3, 4] + [5] * len(unused),
-        "tokenizer.ggml.merges": ["h e", "l l", "he ll"],
-        "tokenizer.ggml.bos_token_id": 259,
-        "tokenizer.ggml.eos_token_id": 260,
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
-    } | changes
-
-
-def load_gguf_vocabulary(path: Path, **changes: Any) -> Tokenizer:
-    config = dataclasses.replace(TINY, eos_token_ids=(), bos_token_id=None)
-    metadata = {key: value for key, value in gguf_vocabulary(**changes).items() if value is not None}
-    loaded = load_model(
-        save_gguf(path / "tiny.gguf", config, named_weights(random_llama()), metadata=metadata)
-    )
-    assert loaded.tokenizer is not None
-    return loaded.tokenizer
-
-
-def test_gguf_vocabulary_and_merges_make_a_tokenizer(tmp_path: Path) -> None:
-    tokenizer = load_gguf_vocabulary(tmp_path)
-    assert tokenizer.vocab_size == TINY.vocab_size
-    assert tokenizer.encode("hello</s><user>") == [258, ord("o"), 260, 261]
-    assert tokenizer.encode("hi", add_special_tokens=True) == [259, ord("h"), ord("i")]
-    assert tokenizer.special_token_ids == {259, 260}
-    assert tokenizer.decode([259, 258, 261, 260]) == "hell<user>"
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
-    assert tokenizer.eos_token_ids == (260,)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokenizer.ggml.pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'"),
-        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
-        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
-        ({"tokenizer.ggml.merges": ["hel"]}, "tokenizer.ggml.merges holds"),
-        ({"tokenizer.ggml.merges": ["x yz"]}, "tiny.gguf: "),
-        ({"tokenizer.ggml.token_type": [1, 1]}, "320 tokens but 2 token types"),
-        ({"tokenizer.ggml.tokens": ["a"] * 320}, "319 tokens more than once"),
-        ({"tokenizer.ggml.bos_token_id": 320}, "320"),
-        ({"tokenizer.ggml.unknown_token_id": 5000}, "unknown_token_id is 5000"),
-        ({"tokenizer.chat_template": "{% for %}"}, "not valid Jinja"),
-    ],
-)
-def test_faulty_gguf_vocabulary_is_refused_by_name(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelLoadError, match=message):
-        load_gguf_vocabulary(tmp_path, **changes)
-
-
-def test_llama3_text_is_cut_as_its_published_pattern_says() -> None:
-    cut = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_PIECES), behavior="isolated")
-    text = "It's 12345 été!!\n\n  x"
-    pieces = [piece for piece, _ in cut.pre_tokenize_str(text)]
-    assert pieces == ["It", "'s", " ", "123", "45", " été", "!!\n\n", " ", " x"]
-
-
-def test_llama3_piece_that_is_a_token_is_not_built_from_merges(tmp_path: Path) -> None:
-    """Without its last merge "hell" is still a token; Llama 3 takes it whole, SmolLM2 does not."""
-    merges = {"tokenizer.ggml.merges": ["h e", "l l"]}
-    assert load_gguf_vocabulary(tmp_path, **merges).encode("hell") == [256, 257]
-    llama3 = load_gguf_vocabulary(tmp_path, **merges, **{"tokenizer.ggml.pre": "llama-bpe"})
-    assert llama3.encode("hell") == [258]
