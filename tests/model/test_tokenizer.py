@@ -17,7 +17,7 @@ from tests.model.model_files import named_weights, save_folder
 SYMBOLS = sorted(BYTES_OF_SYMBOLS, key=BYTES_OF_SYMBOLS.__getitem__)  # the symbol of byte 0, 1, ...
 
 
-def byte_level(**options: Any) -> tokenizers.Tokenizer:
+def byte_level() -> tokenizers.Tokenizer:
     """One token per byte, in byte order, then <s>, </s> and a token that is added but not special."""
     backend = tokenizers.Tokenizer(models.BPE({symbol: id for id, symbol in enumerate(SYMBOLS)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
