@@ -8,6 +8,7 @@ from itertools import groupby
 
 class ByteTokenizer:
     """One token per byte, id = byte; 256 is end-of-sequence and special; `words` follow from 257 on.
+    Ids beyond have no text, as in real tokenizers.
 
     `token_bytes` can be switched off, which makes it a tokenizer that can only decode whole lists.
     """
@@ -30,7 +31,8 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         skipped = self.special_token_ids if skip_special_tokens else ()
-        return b"".join(self.pieces[t] for t in token_ids if t not in skipped).decode(errors="replace")
+        known = [t for t in token_ids if t not in skipped and t < self.vocab_size]
+        return b"".join(self.pieces[t] for t in known).decode(errors="replace")
 
 
 class MetaspaceTokenizer:
