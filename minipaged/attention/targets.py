@@ -56,21 +56,22 @@ class Target:
         properties = torch.cuda.get_device_properties(device)
         card, count = properties.name, properties.multi_processor_count
         if torch.version.hip:
-            arch = properties.gcnArchName.split(":")[0]
-            return replace(TARGETS["gfx942"], name=arch, arch=arch, card=card, num_multiprocessors=count)
+            name = properties.gcnArchName.split(":")[0]
+            return replace(TARGETS["gfx942"], name=name, arch=name, card=card, num_multiprocessors=count)
         arch = 10 * properties.major + properties.minor
-        older = [t for t in TARGETS.values() if t.backend == "cuda" and int(t.arch) <= arch]
+        older = [t for t in TARGETS.values() if isinstance(t.arch, int) and t.arch <= arch]
         if not older:
             raise ValueError(f"{card} is sm_{arch}, the kernels need sm_75 or newer")
+        nearest = older[-1]
         return replace(
-            max(older, key=lambda t: int(t.arch)),
+            nearest,
             name=f"sm_{arch}",
             arch=arch,
             card=card,
             num_multiprocessors=count,
             max_warps=properties.max_threads_per_multi_processor // properties.warp_size,
             shared_memory=properties.shared_memory_per_multiprocessor,
-            shared_per_program=properties.shared_memory_per_block_optin,
+            shared_per_program=properties.shared_memory_per_multiprocessor - nearest.shared_reserved,
         )
 
 
@@ -110,6 +111,7 @@ _GFX942 = Target(
     shared_unit=512,
 )
 
+# From old to new.
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
