@@ -71,9 +71,10 @@ def _move(
     new_pool: BlockPool,
     new_storage: KVStorage,
 ) -> bool:
-    for table in tables:
-        if table.pool is not pool:
-            raise ValueError("a table is not on the side it is to be moved from")
+    if len({id(table) for table in tables}) != len(tables):
+        raise ValueError("a table is given twice")
+    if any(table.pool is not pool for table in tables):
+        raise ValueError("a table is not on the side it is to be moved from")
     old_blocks = blocks_of(tables)
     new_blocks = new_pool.allocate(len(old_blocks))
     if new_blocks is None:
