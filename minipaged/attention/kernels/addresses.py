@@ -1,4 +1,4 @@
-"""Where the keys of a tile lie: address arithmetic shared by the kernels.
+"""Where a tile lies in the cache and in the batch: address arithmetic shared by the kernels.
 
 A program walks over the keys of a sequence in tiles of TILE positions. Tile and block are independent: every
 lane of a tile looks its own block up, so any block size goes with any tile.
@@ -22,6 +22,26 @@ def look_up_blocks(block_table_ptr, positions, end, BLOCK_SIZE: tl.constexpr):
 def slot_offsets(blocks, positions, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
     """Offsets in elements, int64, of the cache rows of `positions`, which lie in `blocks`.
 
-    The block id is widened before it is multiplied: id times stride passes 2**31 in any large pool.
+    Ids are widened before they are multiplied: id times stride passes 2**31 in any large pool.
     """
-    return blocks.to(tl.int64) * stride_block + (positions % BLOCK_SIZE) * stride_slot
+    return blocks.to(tl.int64) * stride_block + (positions % BLOCK_SIZE).to(tl.int64) * stride_slot
+
+
+@triton.jit
+def sequence_of_tile(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
+    """The sequence that owns a tile of TOKENS query tokens, by binary search in int32 [num_seqs + 1].
+
+    Sequence i starts with tile query_start[i] // TOKENS + i. That leaves room for its last, partly filled
+    tile, and some tiles without tokens, whose programs end at once:
+
+        8 tokens per tile    query lengths 20, 1, 9    query_start 0, 20, 21, 30    first tiles 0, 3, 4
+    """
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_start_ptr + middle) // TOKENS + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

@@ -32,8 +32,8 @@ def copy_blocks_kernel(
     block_bytes,
     CHUNK: tl.constexpr,
 ):
-    copy, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    byte = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
+    chunk, copy, layer = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    byte = chunk * CHUNK + tl.arange(0, CHUNK)
     live = byte < block_bytes
     src = tl.load(src_blocks_ptr + copy) * stride_src_block + layer * stride_src_layer + byte
     dst = tl.load(dst_blocks_ptr + copy) * stride_dst_block + layer * stride_dst_layer + byte
@@ -68,7 +68,7 @@ def copy_blocks_launch(
     num_layers, _, block_bytes = src_key.shape
     return Launch(
         copy_blocks_kernel,
-        grid=(len(src_blocks), num_layers, triton.cdiv(block_bytes, CHUNK)),
+        grid=(triton.cdiv(block_bytes, CHUNK), len(src_blocks), num_layers),
         args={
             "src_key_ptr": src_key,
             "src_value_ptr": src_value,

@@ -2,10 +2,7 @@
 
 A tile holds the query heads that share one KV head of as many consecutive tokens as fit: row r is token
 r // GROUP and head r % GROUP, so three heads per KV head waste nothing but the last rows. The tiles of all
-sequences are numbered through, and a program finds the sequence of its tile by binary search:
-
-    8 tokens per tile, query lengths 20, 1, 9   query_start 0, 20, 21, 30
-    first tile of sequence i: query_start[i] // 8 + i  =  0, 3, 4, 6      (tiles without tokens end at once)
+sequences are numbered through, and a program looks the sequence of its tile up (`sequence_of_tile`).
 
 The last query of a sequence stands at its last key. Query i of q queries over k keys is therefore at position
 k - q + i and sees the keys up to there: the causal mask goes by absolute position.
@@ -18,33 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.kernels.arguments import (
-    Tile,
-    attention_arguments,
-    compute_dtype,
-    output_arguments,
-    prefill_tile,
-)
+from minipaged.attention.kernels import arguments
+from minipaged.attention.kernels.addresses import sequence_of_tile
 from minipaged.attention.kernels.attend import attend_keys, normalise
 from minipaged.attention.launch import Launch
 from minipaged.attention.targets import Target
 
 if TYPE_CHECKING:
     from minipaged.cache.storage import LayerKV
-
-
-@triton.jit
-def sequence_of_tile(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
-    """The last sequence whose first tile is not behind `tile`."""
-    low = 0
-    high = num_seqs
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start_ptr + middle) // TOKENS + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @triton.jit
@@ -118,18 +96,18 @@ def prefill_launch(
     scale: float,
     *,
     target: Target,
-    tile: Tile | None = None,
+    tile: arguments.Tile | None = None,
 ) -> Launch:
     """Fill `output` with the attention of `query`, both [num_tokens, num_query_heads, head_size]."""
-    args = output_arguments(output) | attention_arguments(query, layer, batch, scale)
-    tile = tile or prefill_tile(
+    args = arguments.output_arguments(output) | arguments.attention_arguments(query, layer, batch, scale)
+    tile = tile or arguments.prefill_tile(
         target, args["GROUP"], query.shape[2], query.element_size(), quantized=layer.key_scale is not None
     )
     args |= {
         "num_seqs": batch.num_seqs,
         "ROWS": tile.rows,
         "TILE": tile.keys,
-        "COMPUTE": compute_dtype(query.dtype),
+        "COMPUTE": arguments.compute_dtype(query.dtype),
     }
     tiles = batch.num_tokens // (tile.rows // args["GROUP"]) + batch.num_seqs
     grid = (layer.key.shape[2], tiles)
