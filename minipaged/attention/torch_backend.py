@@ -1,9 +1,9 @@
 """Paged attention in plain torch: what runs where there is no GPU.
 
-Sequences with one query token are served together, in one batched product over their gathered keys. The
-others are served one after the other, each with a causal mask aligned to the bottom right corner, because
-their queries are the last tokens of their context. Only live slots are ever gathered, so neither garbage in
-unused slots nor the size of a block matters.
+Sequences with one query token are served together: by the compiled kernel of `decode_cpu.cpp` where this
+machine can build it, else in one batched product over their gathered keys. The others are served one after
+the other, each with a causal mask aligned to the bottom right corner, because their queries are the last
+tokens of their context. Only live slots are read, so garbage elsewhere and the block size do not matter.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minipaged.attention import cpu_kernel
 from minipaged.attention.backend import queries_per_kv
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DecodePlan:
-    """The sequences of a batch that have one query token."""
+class GatherPlan:
+    """What the batched product over the sequences with one query token needs."""
 
     rows: Tensor
     """int64 [num_decodes]: their rows in the query."""
@@ -52,11 +53,13 @@ def context_slots(block_tables: Tensor, length: int, block_size: int) -> Tensor:
     return blocks * block_size + positions % block_size
 
 
-def plan_decode(batch: AttentionBatch) -> DecodePlan | None:
+def decoding_sequences(batch: AttentionBatch) -> Tensor:
+    """int64 [num_decodes]: the sequences with one query token that sees a key."""
     query_lens = batch.query_start.diff()  # [num_seqs]
-    decodes = torch.nonzero((query_lens == 1) & (batch.context_lens > 0)).flatten()
-    if len(decodes) == 0:
-        return None
+    return torch.nonzero((query_lens == 1) & (batch.context_lens > 0)).flatten()
+
+
+def plan_gather(batch: AttentionBatch, decodes: Tensor) -> GatherPlan:
     lengths = batch.context_lens[decodes].long()
     longest = int(lengths.max())
     positions = torch.arange(longest, device=lengths.device)
@@ -65,7 +68,7 @@ def plan_decode(batch: AttentionBatch) -> DecodePlan | None:
     tables = batch.block_tables[decodes].long()
     blocks = tables.gather(1, positions // batch.block_size)
     slots = blocks * batch.block_size + positions % batch.block_size
-    return DecodePlan(batch.query_start[decodes].long(), slots, visible)
+    return GatherPlan(batch.query_start[decodes].long(), slots, visible)
 
 
 def plan_prefill(batch: AttentionBatch) -> list[PrefillPlan]:
@@ -86,13 +89,18 @@ def plan_prefill(batch: AttentionBatch) -> list[PrefillPlan]:
 
 
 class TorchBackend:
-    """Paged attention in plain torch, on any device torch runs on."""
+    """Paged attention in plain torch, on any device torch runs on.
+
+    With `compiled=False` the kernel of `decode_cpu.cpp` is not used, nor built.
+    """
 
     name = "torch"
 
-    def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None  # the batch the two plans below were made for
-        self._decode: DecodePlan | None = None
+    def __init__(self, *, compiled: bool = True) -> None:
+        self._compiled = compiled
+        self._batch: AttentionBatch | None = None  # the batch the three values below were made for
+        self._decodes = torch.empty(0, dtype=torch.int64)
+        self._gather: GatherPlan | None = None
         self._prefill: list[PrefillPlan] = []
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
@@ -108,13 +116,26 @@ class TorchBackend:
     ) -> Tensor:
         queries_per_kv(query.shape[1], layer.key.shape[2])
         if self._batch is not batch:  # every layer of a step brings the same batch
-            self._batch, self._decode, self._prefill = batch, plan_decode(batch), plan_prefill(batch)
-        output = torch.zeros_like(query)
-        if self._decode is not None:
-            output[self._decode.rows] = attend_decode(query[self._decode.rows], layer, self._decode, scale)
+            self._batch, self._prefill = batch, plan_prefill(batch)
+            self._decodes, self._gather = decoding_sequences(batch), None
+        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        if len(self._decodes):
+            self._attend_decodes(output, query, layer, batch, scale)
         for plan in self._prefill:
             output[plan.first : plan.last] = attend_prefill(query[plan.first : plan.last], layer, plan, scale)
         return output
+
+    def _attend_decodes(
+        self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
+    ) -> None:
+        kernel = cpu_kernel.load() if self._compiled and query.device.type == "cpu" else None
+        if kernel is not None and kernel.supports(query, layer):
+            kernel(output, query, layer, batch, self._decodes, scale)
+            return
+        if self._gather is None:
+            self._gather = plan_gather(batch, self._decodes)
+        rows = self._gather.rows
+        output[rows] = attend_gathered(query[rows], layer, self._gather, scale)
 
     def copy_blocks(self, storage: "KVStorage", copies: Sequence["BlockCopy"]) -> None:
         storage.copy_blocks(copies)
@@ -132,7 +153,7 @@ def gather(cache: Tensor, scale: Tensor | None, slots: Tensor, dtype: torch.dtyp
     return rows.to(dtype).unflatten(0, slots.shape)
 
 
-def attend_decode(query: Tensor, layer: "LayerKV", plan: DecodePlan, scale: float) -> Tensor:
+def attend_gathered(query: Tensor, layer: "LayerKV", plan: GatherPlan, scale: float) -> Tensor:
     """One query token per sequence: [num_decodes, num_query_heads, head_size] in and out."""
     key = gather(layer.key, layer.key_scale, plan.slots, query.dtype)
     value = gather(layer.value, layer.value_scale, plan.slots, query.dtype)

@@ -139,7 +139,13 @@ def relative_error(output: Tensor, expected: Tensor) -> float:
 
 
 def run_torch(problem: Problem) -> Tensor:
+    """With the compiled CPU kernel, where this machine has a compiler."""
     return TorchBackend().paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
+
+
+def run_gather(problem: Problem) -> Tensor:
+    backend = TorchBackend(compiled=False)
+    return backend.paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
 
 
 def run_decode(problem: Problem) -> Tensor:
@@ -183,9 +189,10 @@ def small_tile(problem: Problem, keys: int) -> Tile:
 Run = Callable[[Problem], Tensor]
 DECODE: dict[str, Run] = {
     "torch": run_torch,
+    "gather": run_gather,
     "decode": run_decode,
     "decode_grouped": run_grouped,
     "decode_split": run_split,
     "prefill": run_prefill,
 }
-RAGGED: dict[str, Run] = {"torch": run_torch, "prefill": run_prefill}
+RAGGED: dict[str, Run] = {"torch": run_torch, "gather": run_gather, "prefill": run_prefill}
