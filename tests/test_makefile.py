@@ -1,5 +1,6 @@
 """The Makefile has the commands that the documents name, and `setup` does its work once."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +12,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """Run make as from a fresh shell, also when these tests were started by `make unit JOBS=1`."""
+    passed_on = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "PYTHON", "TORCH_INDEX", "ARGS", "JOBS"}
+    environment = {name: value for name, value in os.environ.items() if name not in passed_on}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def targets() -> set[str]:
