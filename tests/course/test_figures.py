@@ -7,10 +7,12 @@ import pytest
 from minipaged.course.figures import (
     blocks_and_table,
     card_filled,
+    lines_against_length,
     memory_against_length,
     memory_over_time,
     save,
     show,
+    work_per_step,
 )
 from minipaged.course.figures.memory import MIB
 
@@ -179,3 +181,28 @@ def test_a_card_too_small_for_the_weights_says_so():
     figure = card_filled(24e9, 40e9, 10e9, 0)
     assert artists(figure)["weights"].get_width() == 24e9
     assert "weights, 40 GB: larger than the card" in words(figure)
+
+
+def test_work_per_step_draws_each_computed_and_each_kept_token():
+    ways = {"again": [[0, 1], [0, 1, 2]], "kept": [[0, 1], [2]]}
+    figure = work_per_step(ways)
+    marks = set(artists(figure))
+    assert {gid for gid in marks if gid.startswith("computed:kept")} == {
+        "computed:kept:0:0",
+        "computed:kept:0:1",
+        "computed:kept:1:2",
+    }
+    assert {gid for gid in marks if gid.startswith("kept:kept")} == {"kept:kept:1:0", "kept:kept:1:1"}
+    assert len([gid for gid in marks if gid.startswith("computed:again")]) == 5
+    assert {"again: 5 computed", "kept: 3 computed"} <= words(figure)
+
+
+def test_work_per_step_stops_at_the_step_shown():
+    marks = set(artists(work_per_step({"again": [[0], [0, 1], [0, 1, 2]]}, shown=2)))
+    assert "computed:again:1:1" in marks and "computed:again:2:2" not in marks
+
+
+def test_lines_against_length_keep_the_unit_they_are_given():
+    figure = lines_against_length({"again": [(1, 2.0), (8, 16.0)]}, y_label="GFLOP")
+    assert artists(figure)["line:again"].get_xydata().tolist() == [[1, 2], [8, 16]]
+    assert {"again", "GFLOP"} <= words(figure)

@@ -6,16 +6,24 @@ Figures are made without pyplot: nothing global changes, and none stays open. Ma
 
 from minipaged.course.figures.blocks import blocks_and_table
 from minipaged.course.figures.card import card_filled
-from minipaged.course.figures.memory import StepSample, memory_against_length, memory_over_time
+from minipaged.course.figures.memory import (
+    StepSample,
+    lines_against_length,
+    memory_against_length,
+    memory_over_time,
+)
 from minipaged.course.figures.style import png_bytes, save, show
+from minipaged.course.figures.work import work_per_step
 
 __all__ = [
     "StepSample",
     "blocks_and_table",
     "card_filled",
+    "lines_against_length",
     "memory_against_length",
     "memory_over_time",
     "png_bytes",
     "save",
     "show",
+    "work_per_step",
 ]

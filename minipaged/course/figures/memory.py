@@ -101,7 +101,6 @@ def _draw_running(axes: Axes, name: str, samples: Sequence[StepSample]) -> None:
     label(axes, time[peak], running[peak], f"at most {running[peak]}", offset=(3, 4))
 
 
-@house_style
 def memory_against_length(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     *,
@@ -118,27 +117,49 @@ def memory_against_length(
         points: measured (tokens, bytes) pairs, drawn as dots over the lines.
         limit: name and height in bytes of a level that memory must not pass.
     """
+    top = max(y for line in lines.values() for _, y in line)
+    size, unit = next((size, name) for size, name in UNITS if top >= size)
+    return lines_against_length(
+        {name: [(x, y / size) for x, y in line] for name, line in lines.items()},
+        points=[(x, y / size) for x, y in points],
+        points_label=points_label,
+        limit=(limit[0], limit[1] / size) if limit else None,
+        x_label=x_label,
+        y_label=f"{y_label} ({unit})",
+    )
+
+
+@house_style
+def lines_against_length(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    points: Sequence[tuple[float, float]] = (),
+    points_label: str = "measured",
+    limit: tuple[str, float] | None = None,
+    x_label: str = "sequence length (tokens)",
+    y_label: str,
+) -> Figure:
+    """Any cost against sequence length; arguments as for `memory_against_length`, in the unit you name."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    top = max(y for line in lines.values() for _, y in line)
-    unit, unit_name = next((size, name) for size, name in UNITS if top >= size)
     for name, line in lines.items():
         x, y = np.array(line, dtype=float).T
         color = BLUE if name == next(iter(lines)) else GREY
-        axes.plot(x, y / unit, color=color, gid=f"line:{name}", zorder=2)
-        label(axes, x[-1], y[-1] / unit, name, color=color, offset=(6, 0), va="center")
+        axes.plot(x, y, color=color, gid=f"line:{name}", zorder=2)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # a name may lie on the axis
+        label(axes, x[-1], y[-1], name, color=color, offset=(6, 0), va="center", bbox=ground)
     if points:
         x, y = np.array(points, dtype=float).T
-        axes.plot(x, y / unit, "o", color=INK, markersize=4.5, gid="points", zorder=3, clip_on=False)
+        axes.plot(x, y, "o", color=INK, markersize=4.5, gid="points", zorder=3, clip_on=False)
         middle = len(points) // 2
-        label(axes, x[middle], y[middle] / unit, points_label, offset=(8, -12))
+        label(axes, x[middle], y[middle], points_label, offset=(8, -12))
     if limit:
-        axes.axhline(limit[1] / unit, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), gid="limit")
-        label(axes, 0, limit[1] / unit, limit[0], offset=(4, 4))
+        axes.axhline(limit[1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), gid="limit")
+        label(axes, 0, limit[1], limit[0], offset=(4, 4))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
-    axes.set_ylabel(f"{y_label} ({unit_name})")
+    axes.set_ylabel(y_label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}".replace(",", " ")))
     axes.margins(x=0.02)
     return figure
