@@ -1,0 +1,57 @@
+"""Weights laid out once for the CPU's matrix routines, instead of anew in every product.
+
+A product with few rows takes its time from reading the weight. oneDNN reads it fastest in blocks that fit its
+instructions; a plain weight is rearranged on the fly. torch has the packed layout for `torch.compile`'s use,
+under private names, so everything here falls back to the plain product where they are missing or refuse.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from minipaged.model.llama import Linear, LlamaModel
+
+TYPICAL_ROWS = 32  # the layout is chosen for products of about so many rows
+
+
+class PackedLinear(nn.Module):
+    """The product of `Linear`, from a packed copy of its weight. CPU only."""
+
+    packed: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS)
+        self.register_buffer("packed", packed, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # [T, in_features] -> [T, out_features]; no bias and nothing fused behind the product
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+
+
+def pack_weights(model: LlamaModel) -> bool:
+    """Replace every `Linear` of a model on a CPU by a `PackedLinear`; the plain weights are freed.
+
+    A head that is tied to the embedding is copied, since the embedding still needs its rows. Packing twice
+    changes nothing more. False, and nothing changed, where packed products do not run.
+    """
+    if model.device.type != "cpu" or not packed_products_run(model.dtype):
+        return False
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Linear):
+                setattr(module, name, PackedLinear(child.weight.detach()))
+    return True
+
+
+def packed_products_run(dtype: torch.dtype) -> bool:
+    """Whether a packed product of this dtype runs here and equals the plain one, tried on a small one."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    x = torch.arange(64).reshape(2, 32).remainder(7).to(dtype)  # [2, 32], small integers: exact in any order
+    weight = torch.arange(512).reshape(16, 32).remainder(5).to(dtype)
+    try:
+        return torch.equal(PackedLinear(weight)(x), x @ weight.T)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
