@@ -160,7 +160,9 @@ class EngineConfig:
             raise ValueError(f"watermark is {self.watermark}, a share from 0 to below 1 is needed")
         budget = self.max_num_batched_tokens
         if budget < self.max_num_seqs:  # every running sequence must be able to decode in each step
-            raise ValueError(f"max_num_batched_tokens is {budget}, max_num_seqs is {self.max_num_seqs}: too few")
+            raise ValueError(
+                f"max_num_batched_tokens is {budget}, it must reach max_num_seqs ({self.max_num_seqs})"
+            )
         if budget < self.max_model_len and not self.enable_chunked_prefill:
             raise ValueError(
                 f"max_num_batched_tokens is {budget}, max_model_len is {self.max_model_len}: without chunked "

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from minipaged.attention.backend import get_backend
 from minipaged.config import CacheConfig, EngineConfig
+from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.prompts import Prompt, as_prompts
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.prompts import Message, Prompt, as_conversations, as_prompts, one_for_each
+from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from minipaged.engine.sizing import (
-    blocks_in,
     default_kv_memory,
+    host_blocks,
     resolve_cache_dtype,
     resolve_device,
     resolve_dtype,
     resolve_max_model_len,
+    resolve_num_blocks,
 )
 from minipaged.engine.stats import EngineStats, StepRecord
 from minipaged.memory import KVSpec
 from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -97,22 +97,14 @@ class LLM:
             watermark=watermark,
         )
         spec = KVSpec.from_model(model.config, resolve_cache_dtype(kv_cache_dtype, model.model.dtype))
-        if num_blocks is None:
-            if kv_memory is None:
-                kv_memory = default_kv_memory(self.device, gpu_memory_utilization, spec, config)
-            num_blocks = blocks_in(kv_memory, spec, block_size, "kv_memory")
-        elif kv_memory is not None:
-            raise ValueError(f"give kv_memory ({kv_memory!r}) or num_blocks ({num_blocks}), not both")
-        if not isinstance(swap_space, str):
-            swap_space = f"{swap_space} GiB"
+        if kv_memory is None and num_blocks is None:
+            kv_memory = default_kv_memory(self.device, gpu_memory_utilization, spec, config)
         cache_config = CacheConfig(
             block_size=block_size,
-            num_blocks=num_blocks,
+            num_blocks=resolve_num_blocks(num_blocks, kv_memory, spec, block_size),
             dtype=spec.dtype,
             enable_prefix_caching=enable_prefix_caching,
-            num_host_blocks=0
-            if preemption == "recompute"
-            else blocks_in(swap_space, spec, block_size, "swap_space"),
+            num_host_blocks=0 if preemption == "recompute" else host_blocks(swap_space, spec, block_size),
         )
         self.engine = Engine(
             model.model,
@@ -156,11 +148,10 @@ class LLM:
 
         messages: [{"role": "user", "content": "…"}, …].
         """
-        conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
         tokenizer = self.get_tokenizer()
         texts = [
-            tokenizer.apply_chat_template(list(conversation), add_generation_prompt=add_generation_prompt)
-            for conversation in conversations
+            tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
+            for conversation in as_conversations(messages)
         ]
         return self._serve(
             texts, sampling_params, use_tqdm, add_special_tokens=False
@@ -180,6 +171,33 @@ class LLM:
         request.streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
         return self._dispatcher.stream(request)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, one prompt after the other.
+
+        Raises ValueError, before anything runs, for a prompt that is not right or whose hypotheses might not
+        fit in the pool; RuntimeError while other requests are unfinished, for they hold blocks.
+        """
+        if self.engine.has_unfinished_requests():
+            raise RuntimeError(
+                f"{len(self.engine.requests)} requests are unfinished, beam search needs the pool"
+            )
+        return [
+            beam_search(
+                self.engine.runner.model,
+                self.engine.pool,
+                self.engine.storage,
+                self.engine.runner.backend,
+                token_ids,
+                params,
+                eos_token_ids=self.model_config.eos_token_ids,
+                max_model_len=self.max_model_len,
+                tokenizer=self.tokenizer,
+            )
+            for token_ids in self.engine.inputs.beam_prompts(as_prompts(prompts), params)
+        ]
+
     def _serve(
         self,
         prompts: Sequence[Prompt],
@@ -188,7 +206,7 @@ class LLM:
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        each = _one_for_each(sampling_params, len(prompts))
+        each = one_for_each(sampling_params, len(prompts))
         requests = [
             self.engine.make_request(self._next_id(), prompt, params, add_special_tokens=add_special_tokens)
             for prompt, params in zip(prompts, each, strict=True)
@@ -224,19 +242,3 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False while requests are unfinished."""
         return self.engine.reset_prefix_cache()
-
-
-def _one_for_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * num_prompts
-    if len(sampling_params) != num_prompts:
-        raise ValueError(
-            f"{num_prompts} prompts, {len(sampling_params)} sampling_params: give one or as many"
-        )
-    return list(sampling_params)
-
-
-def _is_conversation(messages: Sequence[Any]) -> bool:
-    return bool(messages) and isinstance(messages[0], Mapping)

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from minipaged.engine.detokenizer import TextTokenizer
+from minipaged.engine.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. A mapping may carry a "cache_salt": a
 request shares cached blocks only with requests of the same salt."""
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: {"role": "user", "content": "…"}."""
 
 KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
@@ -49,6 +53,26 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     listed: list[Any] = list(prompts)
     is_one = bool(listed) and not isinstance(listed[0], (str, Mapping, Iterable))
     return [listed] if is_one else listed
+
+
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """A list of conversations, of one or of several."""
+    listed: list[Any] = list(messages)
+    is_one = bool(listed) and isinstance(listed[0], Mapping)
+    return [listed] if is_one else [list(conversation) for conversation in listed]
+
+
+def one_for_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """The settings of each prompt, where one may be given for all, or none."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise ValueError(
+            f"{num_prompts} prompts, {len(sampling_params)} sampling_params: give one or as many"
+        )
+    return list(sampling_params)
 
 
 def _take_apart(prompt: Prompt) -> tuple[Any, Sequence[Any] | None, str | None]:

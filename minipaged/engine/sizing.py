@@ -108,6 +108,24 @@ def blocks_in(memory: int | str, spec: KVSpec, block_size: int, name: str) -> in
     return memory // block_bytes
 
 
+def resolve_num_blocks(
+    num_blocks: int | None, kv_memory: int | str | None, spec: KVSpec, block_size: int
+) -> int:
+    """The number of blocks that exactly one of `num_blocks` and `kv_memory` says."""
+    if num_blocks is not None and kv_memory is not None:
+        raise ValueError(f"give kv_memory ({kv_memory!r}) or num_blocks ({num_blocks}), not both")
+    if kv_memory is not None:
+        return blocks_in(kv_memory, spec, block_size, "kv_memory")
+    assert num_blocks is not None
+    return num_blocks
+
+
+def host_blocks(swap_space: float | str, spec: KVSpec, block_size: int) -> int:
+    """Blocks in `swap_space`: a number of GiB, as in vLLM, or text."""
+    text = swap_space if isinstance(swap_space, str) else f"{swap_space} GiB"
+    return blocks_in(text, spec, block_size, "swap_space")
+
+
 def resolve_max_model_len(max_model_len: int | None, config: ModelConfig) -> int:
     """None is the model's longest context. Raises ValueError for more than that."""
     if max_model_len is None:
