@@ -3,6 +3,7 @@
 Importing this module imports neither torch nor triton.
 """
 
+import os
 import platform
 import shutil
 import sys
@@ -129,7 +130,7 @@ def core_count() -> int:
 def inspect() -> Machine:
     """Collect the facts."""
     torch_error, gpu, cpu_bfloat16 = torch_facts()
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=sys.version.split()[0],

@@ -21,6 +21,12 @@ def test_first_screen_has_the_picture_and_the_two_commands():
     assert "\nmake test " in screen
 
 
+def test_course_table_lists_every_lesson_in_order():
+    lessons = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
+    listed = re.findall(r"^\| \[\d\d · [^\]]+\]\((notebooks/[^)]+)\) \|", README, re.MULTILINE)
+    assert listed == lessons
+
+
 @pytest.mark.model
 def test_python_example_runs(capsys):
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
