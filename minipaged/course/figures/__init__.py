@@ -13,10 +13,12 @@ from minipaged.course.figures.memory import (
     memory_over_time,
 )
 from minipaged.course.figures.style import png_bytes, save, show
+from minipaged.course.figures.waste import arena_map, waste_bars
 from minipaged.course.figures.work import work_per_step
 
 __all__ = [
     "StepSample",
+    "arena_map",
     "blocks_and_table",
     "card_filled",
     "lines_against_length",
@@ -25,5 +27,6 @@ __all__ = [
     "png_bytes",
     "save",
     "show",
+    "waste_bars",
     "work_per_step",
 ]

@@ -1,0 +1,87 @@
+"""Where the bytes of a KV budget are: one bar for each policy, and a map of contiguous memory."""
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minipaged.course.figures.style import BLUE, GREY, INK, PALE, house_style, label
+from minipaged.course.replay import Snapshot
+
+KINDS = {  # kind of WasteReport -> words and colour
+    "used": ("holds tokens", BLUE),
+    "to_come": ("for tokens to come", "#a9a9a9"),
+    "never": ("never used", PALE),
+    "internal": ("end of last block", "#8fb0dd"),
+    "external": ("holes", "#ededed"),
+    "free": ("free", "white"),
+}
+
+
+@house_style
+def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
+    """One bar for each policy, cut into the kinds of `WasteReport`.
+
+    shares: name of the policy -> share of the budget (0 … 1) by kind, as `WasteReport.shares` gives them.
+    """
+    figure = Figure(figsize=(8.2, 0.6 + 0.62 * len(shares)), layout="constrained")
+    axes = figure.subplots()
+    for row, (name, by_kind) in enumerate(shares.items()):
+        left = 0.0
+        for kind, share in by_kind.items():
+            words, color = KINDS[kind]
+            axes.barh(
+                row, share, 0.62, left=left, color=color, edgecolor=INK, linewidth=0.6, gid=f"{kind}:{name}"
+            )
+            dark = {"color": "white"} if kind == "used" else {}
+            if share > 0.16:
+                label(
+                    axes,
+                    left + share / 2,
+                    row,
+                    f"{words}, {100 * share:.0f} %",
+                    ha="center",
+                    va="center",
+                    **dark,
+                )
+            elif share > 0.045:
+                label(axes, left + share / 2, row, f"{100 * share:.0f}", ha="center", va="center", **dark)
+            left += share
+    axes.set_yticks(range(len(shares)), list(shares))
+    axes.set_ylim(len(shares) - 0.5, -0.5)
+    axes.set_xlim(0, 1.001)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
+    axes.set_xlabel("share of the KV budget")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+@house_style
+def arena_map(snapshot: Snapshot, num_slots: int) -> Figure:
+    """Contiguous memory in one step as a long bar: strips, their tokens, the holes, and who waits for one."""
+    figure = Figure(figsize=(8.2, 1.9), layout="constrained")
+    axes = figure.subplots()
+    _box(axes, 0, num_slots, 0.0, "white", "arena")
+    for strip in snapshot.strips:
+        _box(axes, strip.start, strip.size, 0.0, PALE, f"strip:{strip.start}")
+        _box(axes, strip.start, strip.stored, 0.0, BLUE, f"stored:{strip.start}")
+    label(axes, 0, 1.0, "blue: tokens   grey: reserved   white: holes", offset=(0, 6), color=GREY)
+    label(axes, num_slots, 1.0, f"{num_slots} slots", offset=(0, 6), ha="right", color=GREY)
+    if snapshot.waiting is not None:
+        _box(axes, 0, snapshot.waiting, -1.15, "white", "waiting", height=0.6)
+        largest = max((size for _, size in snapshot.holes), default=0)
+        said = (
+            f"waits for {snapshot.waiting} slots in a row; "
+            f"the largest hole has {largest}, all holes together {snapshot.free}"
+        )
+        label(axes, snapshot.waiting, -0.85, said, offset=(6, 0), va="center")
+    axes.set_xlim(-0.002 * num_slots, 1.002 * num_slots)
+    axes.set_ylim(-1.3, 1.45)
+    axes.axis("off")
+    return figure
+
+
+def _box(axes: Axes, x: float, width: float, y: float, color: str, gid: str, height: float = 1.0) -> None:
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor=INK, linewidth=0.6, gid=gid))
