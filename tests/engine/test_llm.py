@@ -1,0 +1,343 @@
+"""The front end: settings, prompts in any form, order of results, streams that are left behind."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from minipaged.config import ModelConfig
+from minipaged.engine.llm import LLM
+from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from minipaged.engine.sizing import parse_bytes, resolve_dtype
+from minipaged.model.loading import LoadedModel
+from minipaged.model.tiny import TINY, random_llama
+
+
+class ByteTokenizer:
+    """One token per byte; ids 256 and up are special."""
+
+    eos_token_ids = (2,)
+    special_token_ids = frozenset({256, 257})
+    vocab_size = 258
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [256] * add_special_tokens + list(text.encode())
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool = True) -> str:
+        said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return said + "assistant: " * add_generation_prompt
+
+
+@cache
+def tiny() -> LoadedModel:
+    return LoadedModel(random_llama(), ByteTokenizer(), TINY, "tiny")  # type: ignore[arg-type]
+
+
+def make_llm(**settings: Any) -> LLM:
+    return LLM(tiny(), **{"num_blocks": 64, "block_size": 4, "max_model_len": 64, "device": "cpu"} | settings)
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+BYTES_PER_TOKEN = 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_size * 4
+
+
+def assert_idle(llm: LLM) -> None:
+    llm.engine.check_invariants()
+    assert llm.engine.pool.num_free == llm.engine.pool.num_blocks
+    assert not llm.engine.has_unfinished_requests()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(64, 64), ("64", 64), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2kb", 2000), ("1 GB", 10**9)],
+)
+def test_memory_is_given_in_bytes_or_as_text(text: int | str, expected: int) -> None:
+    assert parse_bytes(text, "kv_memory") == expected
+
+
+@pytest.mark.parametrize("text", ["", "64 apples", "-1MiB", 0, -5, 1.5, True, None])
+def test_other_memory_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="kv_memory is"):
+        parse_bytes(text, "kv_memory")
+
+
+@pytest.mark.parametrize("memory", [BYTES_PER_TOKEN * 4 * 10, BYTES_PER_TOKEN * 4 * 11 - 1])
+def test_the_cache_never_exceeds_the_budget(memory: int) -> None:
+    """Whole blocks only: what is left over is not used."""
+    llm = make_llm(kv_memory=memory, num_blocks=None)
+    assert llm.engine.pool.num_blocks == 10
+    assert llm.engine.storage.nbytes <= memory
+
+
+def test_a_budget_below_one_block_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"kv_memory is 100 bytes, a block of 4 tokens takes 1024"):
+        make_llm(kv_memory=100, num_blocks=None)
+
+
+def test_two_ways_to_size_the_cache_are_refused() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        make_llm(kv_memory="1MiB", num_blocks=5)
+
+
+def test_the_default_cache_is_no_larger_than_its_requests_could_use() -> None:
+    llm = make_llm(num_blocks=None, max_num_seqs=2)
+    assert llm.engine.pool.num_blocks == 2 * 64 // 4
+
+
+def test_the_models_context_is_the_limit() -> None:
+    assert make_llm(max_model_len=None).max_model_len == TINY.max_position_embeddings
+    with pytest.raises(ValueError, match="max_model_len is 513, the model's positions end at 512"):
+        make_llm(max_model_len=513)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
+        ({"gpu_memory_utilization": 1.5, "num_blocks": None}, "gpu_memory_utilization is 1.5"),
+        ({"preemption": "never"}, "preemption is 'never'"),
+        ({"attention_backend": "flash"}, "flash"),
+        ({"swap_space": "0", "preemption": "swap"}, "swap_space is 0"),
+        ({"block_size": 0}, "block_size is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_llm(**settings)
+
+
+def test_a_small_step_budget_lowers_the_default_of_max_num_seqs() -> None:
+    assert make_llm(max_num_batched_tokens=8).engine.config.max_num_seqs == 8
+    assert make_llm().engine.config.max_num_seqs == 256
+
+
+def test_auto_dtype_on_a_cpu_depends_on_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {"avx512_bf16": has})
+        assert resolve_dtype("auto", torch.device("cpu")) is dtype
+    with pytest.raises(ValueError, match="dtype is 'float8'"):
+        resolve_dtype("float8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "float16", "bfloat16", "int8", "fp8"])
+def test_the_cache_may_have_its_own_dtype(kv_cache_dtype: str) -> None:
+    llm = make_llm(kv_cache_dtype=kv_cache_dtype)
+    (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 8
+
+
+# Generation
+
+
+def test_prompts_come_in_many_forms() -> None:
+    """Text gets the tokenizer's special tokens, ids are taken as they are; one prompt or a list of them."""
+    llm = make_llm()
+    ids = [256, *b"abc"]
+    forms = ["abc", {"prompt": "abc"}, ids, {"prompt_token_ids": ids}, tuple(ids)]
+    outputs = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 5
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert outputs[0].prompt == "abc" and outputs[2].prompt is None
+    for single in forms:
+        assert len(llm.generate(single, GREEDY, use_tqdm=False)) == 1
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_outputs_come_in_the_order_of_the_prompts() -> None:
+    """Shorter requests finish earlier; the list is in the order given, each with its own settings."""
+    llm = make_llm()
+    lengths = [9, 1, 5, 3]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    outputs = llm.generate([[n] * 3 for n in lengths], params, use_tqdm=False)
+    assert [output.prompt_token_ids[0] for output in outputs] == lengths
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    with pytest.raises(ValueError, match="4 prompts, 2 sampling_params"):
+        llm.generate([[1]] * 4, params[:2], use_tqdm=False)
+    assert_idle(llm)
+
+
+def test_one_bad_prompt_leaves_nothing_half_added() -> None:
+    """C33: the bad one is last; nothing is queued, and the next call is not disturbed."""
+    llm = make_llm()
+    with pytest.raises(ValueError, match="prompt has 64 tokens, max_model_len is 64"):
+        llm.generate([[1, 2], [3], [4] * 64], GREEDY, use_tqdm=False)
+    assert_idle(llm)
+    assert len(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == 1
+
+
+def test_an_interrupted_generate_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle: what it queued is aborted, and others go on."""
+    llm = make_llm()
+    llm.engine.add_request("other", [5], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    forward = llm.engine.runner.forward
+    calls = []
+
+    def interrupted(plan: Any) -> torch.Tensor:
+        calls.append(plan)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(plan)
+
+    monkeypatch.setattr(llm.engine.runner, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2], [3, 4]], GREEDY, use_tqdm=False)
+    assert list(llm.engine.requests) == ["other"]
+    llm.engine.check_invariants()
+    while llm.engine.has_unfinished_requests():
+        finished = llm.engine.step()
+    assert len(finished[0].outputs[0].token_ids) == 20
+    assert_idle(llm)
+
+
+def test_paged_and_contiguous_say_the_same() -> None:
+    """One strip per request is the same engine with block_size = max_model_len; only the memory differs."""
+    prompts = [[n, n + 1, n + 2] for n in range(10, 18)]
+    budget = BYTES_PER_TOKEN * 64 * 2
+    paged = make_llm(kv_memory=budget, num_blocks=None)
+    strips = make_llm(kv_memory=budget, num_blocks=None, block_size=64)
+    outputs = [
+        [o.outputs[0].token_ids for o in x.generate(prompts, GREEDY, use_tqdm=False)] for x in (paged, strips)
+    ]
+    assert outputs[0] == outputs[1]
+    assert max(record.running for record in strips.trace) == 2
+    assert max(record.running for record in paged.trace) == 8
+
+
+def test_chat_applies_the_template_once() -> None:
+    """Special tokens come from the template, not from the tokenizer on top of it."""
+    llm = make_llm()
+    turn = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(turn, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == list(b"user: hi\nassistant: ")
+    assert len(llm.chat([turn, turn], GREEDY, use_tqdm=False)) == 2
+
+
+def test_text_and_finish_reason() -> None:
+    llm = make_llm()
+    (output,) = llm.generate("abc", GREEDY, use_tqdm=False)
+    assert output.outputs[0].text == ByteTokenizer().decode(output.outputs[0].token_ids)
+    assert output.finished and output.outputs[0].finish_reason == "length"
+
+
+def test_a_model_without_a_tokenizer_serves_ids() -> None:
+    llm = LLM(LoadedModel(random_llama(), None, TINY, "bare"), num_blocks=8, max_model_len=32, device="cpu")
+    (output,) = llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert output.outputs[0].text == "" and len(output.outputs[0].token_ids) == 8
+    with pytest.raises(ValueError, match="no tokenizer"):
+        llm.generate("text", use_tqdm=False)
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        llm.generate([[1]], SamplingParams(stop="x"), use_tqdm=False)
+    assert_idle(llm)
+
+
+# Streams
+
+
+def test_a_stream_yields_every_token() -> None:
+    llm = make_llm()
+    expected = llm.generate("abc", GREEDY, use_tqdm=False)[0].outputs[0]
+    items = list(llm.stream("abc", GREEDY))
+    assert [len(item.outputs[0].token_ids) for item in items] == list(range(1, 9))
+    assert items[-1].outputs[0].text == expected.text and items[-1].finished
+    delta = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    assert "".join(item.outputs[0].text for item in llm.stream("abc", delta)) == expected.text
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("way", ["close", "break", "raise", "drop"])
+def test_a_stream_left_behind_frees_its_blocks_at_once(way: str) -> None:
+    """C35: after two items close it, break out, raise inside the loop, or lose the last reference."""
+    llm = make_llm(enable_prefix_caching=False)
+    stream = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True, n=3))
+    next(stream)
+    next(stream)
+    assert llm.engine.pool.num_free < llm.engine.pool.num_blocks
+    if way == "close":
+        stream.close()  # type: ignore[attr-defined]
+    elif way == "drop":
+        del stream
+    else:
+
+        def read() -> None:
+            for number, _ in enumerate(llm.stream("xyz", SamplingParams(max_tokens=50, ignore_eos=True))):
+                if number == 2 and way == "break":
+                    break
+                if number == 2:
+                    raise RuntimeError("reader gave up")
+
+        del stream
+        if way == "break":
+            read()
+        else:
+            with pytest.raises(RuntimeError, match="gave up"):
+                read()
+    assert_idle(llm)
+    assert llm.engine.step() == []
+
+
+def test_a_stream_that_is_never_read_takes_nothing() -> None:
+    llm = make_llm()
+    llm.stream("abc", GREEDY)
+    assert_idle(llm)
+    with pytest.raises(ValueError, match="max_model_len is 64"):
+        llm.stream([1] * 64, GREEDY)  # refused when it is called, not when it is read
+
+
+def test_streams_and_generate_share_the_engine() -> None:
+    """Two streams read in turns and a generate call between: each gets its own outputs, all of them."""
+    llm = make_llm()
+    expected = {
+        p: llm.generate(p, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for p in ("ab", "cd", "ef")
+    }
+    first, second = llm.stream("ab", GREEDY), llm.stream("cd", GREEDY)
+    a, b = [next(first)], [next(second)]
+    (middle,) = llm.generate("ef", GREEDY, use_tqdm=False)
+    a += list(first)
+    b += list(second)
+    assert middle.outputs[0].token_ids == expected["ef"]
+    assert a[-1].outputs[0].token_ids == expected["ab"] and len(a) == 8
+    assert b[-1].outputs[0].token_ids == expected["cd"] and len(b) == 8
+
+
+# Beam search through the front end
+
+
+def test_beam_search_leaves_the_pool_as_it_was() -> None:
+    llm = make_llm()
+    outputs = llm.beam_search(["abcdefgh", [1, 2, 3]], BeamSearchParams(beam_width=3, max_tokens=5))
+    assert [len(output.sequences) for output in outputs] == [3, 3]
+    assert_idle(llm)
+
+
+def test_beam_search_that_may_not_fit_is_refused_before_it_starts() -> None:
+    llm = make_llm(num_blocks=8)
+    with pytest.raises(
+        ValueError, match="beam_width is 4, max_tokens is 20: that may need 24 blocks, the pool has 8"
+    ):
+        llm.beam_search([[1, 2], [3] * 5], BeamSearchParams(beam_width=4, max_tokens=20))
+    assert_idle(llm)
+
+
+def test_beam_search_waits_for_nobody() -> None:
+    llm = make_llm()
+    llm.engine.add_request("a", [1], GREEDY)
+    with pytest.raises(RuntimeError, match="1 requests are unfinished"):
+        llm.beam_search("ab", BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def test_impossible_engine_settings_name_the_field() -> None:
+    config = ModelConfig(**{**vars(TINY), "max_position_embeddings": 16})
+    with pytest.raises(ValueError, match="positions end at 16"):
+        LLM(
+            LoadedModel(random_llama(config), None, config, "x"), num_blocks=4, max_model_len=17, device="cpu"
+        )
