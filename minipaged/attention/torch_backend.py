@@ -1,9 +1,10 @@
 """Paged attention in plain torch: what runs where there is no GPU.
 
 Sequences with one query token are served together: by the compiled kernel of `decode_cpu.cpp` where this
-machine can build it, else in one batched product over their gathered keys. The others are served one after
-the other, each with a causal mask aligned to the bottom right corner, because their queries are the last
-tokens of their context. Only live slots are read, so garbage elsewhere and the block size do not matter.
+machine can build it, else in batched products over gathered keys, sequences of about the same length in one.
+The others are served one after the other, each with a causal mask aligned to the bottom right corner, because
+their queries are the last tokens of their context. Only live slots are read, so garbage elsewhere and the
+block size do not matter.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockCopy
     from minipaged.cache.storage import KVStorage, LayerKV
 
+BUCKET_KEYS = 2048
+
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """What the batched product over the sequences with one query token needs."""
+    """What the batched product over some sequences with one query token needs."""
 
     rows: Tensor
     """int64 [num_decodes]: their rows in the query."""
@@ -59,7 +62,25 @@ def decoding_sequences(batch: AttentionBatch) -> Tensor:
     return torch.nonzero((query_lens == 1) & (batch.context_lens > 0)).flatten()
 
 
+def length_buckets(lengths: list[int]) -> list[list[int]]:
+    """Indices of `lengths`, those of about the same length together, because a product pads to its longest.
+
+    Within a bucket no length is more than a quarter and 16 keys above the shortest. A bucket gathers at most
+    `BUCKET_KEYS` keys unless one sequence alone is longer: more fall out of the processor's cache.
+    """
+    buckets: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        length, last = lengths[index], buckets[-1] if buckets else []
+        fits = last and length <= 1.25 * lengths[last[0]] + 16
+        if fits and (len(last) + 1) * length <= BUCKET_KEYS:
+            last.append(index)
+        else:
+            buckets.append([index])
+    return buckets
+
+
 def plan_gather(batch: AttentionBatch, decodes: Tensor) -> GatherPlan:
+    """For the sequences `decodes`, int64 [num_decodes], which see at least one key each."""
     lengths = batch.context_lens[decodes].long()
     longest = int(lengths.max())
     positions = torch.arange(longest, device=lengths.device)
@@ -100,7 +121,7 @@ class TorchBackend:
         self._compiled = compiled
         self._batch: AttentionBatch | None = None  # the batch the three values below were made for
         self._decodes = torch.empty(0, dtype=torch.int64)
-        self._gather: GatherPlan | None = None
+        self._gathers: list[GatherPlan] = []
         self._prefill: list[PrefillPlan] = []
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
@@ -117,7 +138,7 @@ class TorchBackend:
         queries_per_kv(query.shape[1], layer.key.shape[2])
         if self._batch is not batch:  # every layer of a step brings the same batch
             self._batch, self._prefill = batch, plan_prefill(batch)
-            self._decodes, self._gather = decoding_sequences(batch), None
+            self._decodes, self._gathers = decoding_sequences(batch), []
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         if len(self._decodes):
             self._attend_decodes(output, query, layer, batch, scale)
@@ -132,10 +153,11 @@ class TorchBackend:
         if kernel is not None and kernel.supports(query, layer):
             kernel(output, query, layer, batch, self._decodes, scale)
             return
-        if self._gather is None:
-            self._gather = plan_gather(batch, self._decodes)
-        rows = self._gather.rows
-        output[rows] = attend_gathered(query[rows], layer, self._gather, scale)
+        if not self._gathers:
+            buckets = length_buckets(batch.context_lens[self._decodes].tolist())
+            self._gathers = [plan_gather(batch, self._decodes[bucket]) for bucket in buckets]
+        for plan in self._gathers:
+            output[plan.rows] = attend_gathered(query[plan.rows], layer, plan, scale)
 
     def copy_blocks(self, storage: "KVStorage", copies: Sequence["BlockCopy"]) -> None:
         storage.copy_blocks(copies)

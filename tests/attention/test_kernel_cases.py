@@ -9,7 +9,7 @@ import triton.language as tl
 
 from minipaged.attention.backend import queries_per_kv
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.kernels.addresses import slot_offsets
+from minipaged.attention.kernels.addresses import look_up_blocks, slot_offsets
 from minipaged.attention.kernels.write_kv import write_kv_launch
 from minipaged.cache.storage import KVStorage, LayerKV
 from tests.attention.paged import (
@@ -119,6 +119,20 @@ def test_never_written_slots_do_not_reach_the_output(kernel):
     output = DECODE[kernel](problem)
     assert output.isfinite().all()
     assert relative_error(output, dense_attention(problem)) <= 1e-5
+
+
+@triton.jit
+def lookup_kernel(out_ptr, table_ptr, end, BLOCK_SIZE: tl.constexpr):
+    lane = tl.arange(0, 16)
+    tl.store(out_ptr + lane, look_up_blocks(table_ptr, lane, end, BLOCK_SIZE))
+
+
+def test_nothing_is_looked_up_behind_the_context():
+    """The table may end there, and so may the memory it lies in."""
+    table = torch.tensor([7, 2, 9, 9], dtype=torch.int32)
+    out = torch.full((16,), -5, dtype=torch.int32)
+    lookup_kernel[(1,)](out, table, 6, BLOCK_SIZE=4)
+    assert out.tolist() == [7] * 4 + [2] * 2 + [0] * 10
 
 
 @pytest.mark.parametrize("kernel", DECODE)
