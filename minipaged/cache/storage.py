@@ -57,13 +57,7 @@ class KVStorage:
     """
 
     def __init__(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        pin_memory: bool = False,
+        self, spec: KVSpec, num_blocks: int, block_size: int, *, device: torch.device | str = "cpu"
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks}, block_size {block_size}: both must be at least 1")
@@ -73,7 +67,7 @@ class KVStorage:
         rows = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads)
 
         def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+            return torch.empty(shape, dtype=dtype, device=device)
 
         self.key = empty((*rows, spec.head_size), spec.dtype)
         self.value = empty((*rows, spec.head_size), spec.dtype)
@@ -118,7 +112,7 @@ class KVStorage:
         dst = torch.tensor([copy.dst for copy in copies], device=other.device)
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             blocks = _raw(mine)[:, src]  # [num_layers, num_copies, block_size, ...], a copy of its own
-            _raw(theirs)[:, dst] = blocks.to(other.device)
+            _raw(theirs)[:, dst] = _moved(blocks, other.device)
 
     def require_same_blocks(self, other: KVStorage) -> None:
         """Raise ValueError unless a block of one is a block of the other, byte for byte."""
@@ -135,6 +129,15 @@ class KVStorage:
                 raise ValueError(f"{copy} is out of range: {self.num_blocks} to {other.num_blocks} blocks")
         if len({copy.dst for copy in copies}) != len(copies):
             raise ValueError(f"a destination is given twice in {list(copies)}")
+
+
+def _moved(blocks: Tensor, device: torch.device) -> Tensor:
+    """`blocks` on `device`; between a GPU and the host by way of pinned memory that the GPU copies itself."""
+    if blocks.is_cuda and device.type == "cpu":
+        return torch.empty(blocks.shape, dtype=blocks.dtype, pin_memory=True).copy_(blocks)
+    if device.type == "cuda" and not blocks.is_cuda:
+        return blocks.pin_memory().to(device, non_blocking=True)
+    return blocks.to(device)
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -40,13 +40,8 @@ class SwapSpace:
 
     @classmethod
     def create(cls, device_pool: BlockPool, device_storage: KVStorage, num_host_blocks: int) -> SwapSpace:
-        """A space with host memory for `num_host_blocks` blocks, pinned when the device is a GPU."""
-        host_storage = KVStorage(
-            device_storage.spec,
-            num_host_blocks,
-            device_storage.block_size,
-            pin_memory=device_storage.device.type == "cuda",
-        )
+        """A space with host memory for `num_host_blocks` blocks, and no prefix cache there."""
+        host_storage = KVStorage(device_storage.spec, num_host_blocks, device_storage.block_size)
         host_pool = BlockPool(num_host_blocks, enable_prefix_caching=False)
         return cls(device_pool, device_storage, host_pool, host_storage)
 

@@ -1,8 +1,8 @@
 """Random histories of the whole memory manager against a model that cannot be wrong.
 
 The model of a sequence is the list of its tokens. The "K/V" of a token is a digest of every token up to it
-and of the salt, as real K/V depend on the whole prefix: a block that is shared, copied, hit, evicted or swapped
-wrongly shows up as a byte that differs. The blocks a call needs are counted again, the slow way.
+and of the salt, as real K/V depend on the whole prefix: a block that is shared, copied, hit, evicted or
+swapped wrongly shows up as a byte that differs. The blocks a call needs are counted again, the slow way.
 """
 
 import os

@@ -1,5 +1,7 @@
 """KVStorage: what a block is in memory, writing by slot, copies that take everything with them."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -20,10 +22,10 @@ def storage_of(dtype: torch.dtype, num_blocks: int = 6, block_size: int = 4) -> 
 
 
 def fill_blocks(storage: KVStorage) -> None:
-    """Give every byte of every block a value of its own block and tensor."""
+    """Give every byte a value that tells its block, tensor and layer."""
     for number, tensor in enumerate(storage.tensors):
-        for block in range(storage.num_blocks):
-            tensor[:, block].view(torch.uint8).fill_(16 * number + block)
+        for layer, block in product(range(len(tensor)), range(storage.num_blocks)):
+            tensor[layer, block].view(torch.uint8).fill_(64 * layer + 16 * number + block)
 
 
 def bytes_of(storage: KVStorage, block: int) -> list[bytes]:

@@ -1,5 +1,7 @@
 """SwapSpace: contents and sharing survive the way out and back, and a shortage changes nothing."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -13,10 +15,10 @@ def space_of(dtype=torch.float32, device_blocks: int = 8, host_blocks: int = 8) 
 
 
 def mark(storage: KVStorage, blocks) -> None:
-    """Make every byte of a block tell the block and the tensor."""
+    """Make every byte tell its block, tensor and layer."""
     for number, tensor in enumerate(storage.tensors):
-        for block in blocks:
-            tensor[:, block].view(torch.uint8).fill_(16 * number + block)
+        for layer, block in product(range(len(tensor)), blocks):
+            tensor[layer, block].view(torch.uint8).fill_(64 * layer + 16 * number + block)
 
 
 def contents(storage: KVStorage, table: BlockTable) -> list[list[bytes]]:
@@ -174,10 +176,10 @@ def test_pools_and_storages_must_match():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_host_memory_is_pinned_and_contents_survive_on_a_gpu(dtype):
+def test_contents_survive_the_way_from_a_gpu_and_back(dtype):
     pool = BlockPool(8)
     space = SwapSpace.create(pool, KVStorage(KVSpec(2, 2, 4, dtype), 8, 4, device="cuda"), 8)
-    assert all(tensor.is_pinned() for tensor in space.host_storage.tensors)
+    assert space.host_storage.device.type == "cpu"
     table = BlockTable(pool, 4)
     table.append(10)
     mark(space.device_storage, table.blocks)
