@@ -1,0 +1,129 @@
+"""Times, counters and the step trace, on a clock that ticks once per reading."""
+
+import pytest
+import torch
+from fake_model import alone, greedy, make_engine, run, step
+
+from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.stats import EngineStats
+
+
+def test_times_of_a_request_are_in_order_and_add_up() -> None:
+    engine = make_engine(max_num_batched_tokens=8, max_num_seqs=1)
+    engine.add_request("a", [1] * 12, greedy(5, ignore_eos=True))
+    engine.add_request("b", [2], greedy(3, ignore_eos=True))
+    outputs = run(engine)
+    a, b = outputs["a"].metrics, outputs["b"].metrics
+    for metrics in (a, b):
+        times = [
+            metrics.arrival_time,
+            metrics.first_scheduled_time,
+            metrics.first_token_time,
+            metrics.last_token_time,
+        ]
+        assert None not in times and times == sorted(times)  # type: ignore[type-var]
+        assert metrics.finished_time == metrics.last_token_time
+        assert metrics.ttft is not None and metrics.e2e_latency is not None and metrics.tpot is not None
+        decode = (metrics.num_generation_tokens - 1) * metrics.tpot
+        assert metrics.e2e_latency == pytest.approx(metrics.ttft + decode)
+    # Two readings a step: "a" begins in step 0, has its first token in step 1 and four more by step 5.
+    assert a.num_generation_tokens == 5 and a.tpot == 2
+    assert a.queue_time is not None and b.queue_time is not None and a.queue_time < b.queue_time
+
+
+def test_a_request_that_never_ran_has_no_times() -> None:
+    engine = make_engine()
+    engine.add_request("a", [1], greedy())
+    metrics = engine.requests["a"].metrics
+    assert (metrics.queue_time, metrics.ttft, metrics.tpot, metrics.e2e_latency) == (None,) * 4
+
+
+def test_a_single_token_has_no_time_per_output_token() -> None:
+    engine = make_engine()
+    engine.add_request("a", [1], greedy(1))
+    assert run(engine)["a"].metrics.tpot is None
+
+
+def test_the_trace_accounts_for_every_token_and_slot() -> None:
+    """Per step: tokens computed, requests inside and outside, blocks held, and bytes reserved and used."""
+    engine = make_engine(num_blocks=10, max_num_batched_tokens=8, max_num_seqs=4)
+    engine.add_request("a", [1] * 10, greedy(3, ignore_eos=True))
+    engine.add_request("b", [2] * 3, greedy(3, ignore_eos=True))
+    stored: list[int] = []
+    engine.on_step = lambda plan: stored.append(
+        sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active)
+    )
+    run(engine)
+    trace = list(engine.trace)
+    assert [(r.prefill_tokens, r.decode_tokens) for r in trace] == [(8, 0), (5, 0), (0, 2), (0, 2)]
+    assert [(r.running, r.waiting) for r in trace] == [(1, 1), (2, 0), (2, 0), (2, 0)]
+    assert [r.blocks_held for r in trace] == [2, 4, 4, 5]
+    slot = 2 * 2 * 4  # key and value, head size 2, float32
+    assert (
+        [r.used_bytes for r in trace]
+        == [tokens * slot for tokens in stored]
+        == [8 * 16, 13 * 16, 15 * 16, 17 * 16]
+    )
+    assert [r.reserved_bytes for r in trace] == [r.blocks_held * 4 * slot for r in trace]
+    assert engine.storage.nbytes == 10 * 4 * slot
+    assert [r.index for r in trace] == [0, 1, 2, 3]
+    assert all(r.duration == 1 for r in trace)
+
+
+def test_idle_prompts_count_as_used_memory() -> None:
+    """A prompt that gets no budget in a step still holds what it has computed."""
+    engine = make_engine(max_num_batched_tokens=6, max_num_seqs=6)
+    engine.add_request("a", [1] * 4, greedy(8, ignore_eos=True))
+    engine.add_request("b", [1] * 30, greedy(1))
+    while engine.has_unfinished_requests():
+        engine.on_step = lambda plan: None
+        tokens = []
+        engine.on_step = lambda plan, tokens=tokens: tokens.append(
+            sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active)
+        )
+        step(engine)
+        assert engine.trace[-1].used_bytes == tokens[0] * 16
+
+
+def test_totals_agree_with_what_was_served() -> None:
+    engine = make_engine(enable_prefix_caching=True)
+    for name in ("a", "b"):
+        engine.add_request(name, list(range(1, 10)), greedy(4, ignore_eos=True))
+        run(engine)
+    stats = engine.stats
+    assert stats.num_finished == 2 and stats.num_generation_tokens == 8
+    assert stats.num_prefill_tokens == 9 + 1
+    assert (stats.prefix.queries, stats.prefix.hits) == (18, 8)
+    assert stats.num_steps == len(engine.trace) == 8
+    engine.reset_stats()
+    assert engine.stats == EngineStats() and not engine.trace
+
+
+@pytest.mark.parametrize(("length", "saved"), [(8, 2 * 2 / 9), (16, 2 * 4 / 15)])
+def test_samples_report_the_blocks_that_sharing_saved(length: int, saved: float) -> None:
+    """Three samples of a prompt of full blocks, with one to four own tokens: 1 - blocks / entries."""
+    engine = make_engine()
+    engine.add_request("a", [1] * length, SamplingParams(n=3, seed=1, max_tokens=5, ignore_eos=True))
+    assert run(engine)["a"].metrics.blocks_saved == pytest.approx(saved)
+
+
+def test_one_sample_saves_nothing() -> None:
+    engine = make_engine()
+    engine.add_request("a", [1] * 8, greedy(4))
+    assert run(engine)["a"].metrics.blocks_saved == 0
+
+
+def test_the_head_meets_only_rows_that_are_sampled() -> None:
+    engine = make_engine(max_num_batched_tokens=8, max_num_seqs=4)
+    rows: list[int] = []
+    compute_logits = engine.runner.model.compute_logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return compute_logits(hidden)
+
+    engine.runner.model.compute_logits = counted  # type: ignore[method-assign]
+    engine.add_request("a", [1] * 20, greedy(3, ignore_eos=True))
+    run(engine)
+    assert rows == [1, 1, 1]
+    assert alone([1] * 20, greedy(3, ignore_eos=True))
