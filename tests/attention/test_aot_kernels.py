@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def compile_for(target: str) -> str:
 
 
 @pytest.fixture(scope="session", params=list(TARGETS))
-def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """A target's reports. Of several test workers the first compiles, the others wait for its file."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -56,7 +55,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             path.write_text(compile_for(request.param))
-    yield json.loads(path.read_text())
+    return json.loads(path.read_text())
 
 
 def label(report: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ from minipaged.attention.aot.listing import Listing, matrix_instructions
 from minipaged.attention.aot.report import KernelReport
 from minipaged.attention.targets import Target
 
-WIDTH = 100
 COLUMNS = (
     f"{'kernel':<16} {'data':<20} {'warps':>5} {'regs':>4} {'spills':>6} {'shared':>9} "
     f"{'resident':>9} {'read':>4} {'buf':>3} {'matrix':>11}"
@@ -14,24 +13,24 @@ COLUMNS = (
 
 FOOTER = """\
 warps     warps that work on one program; a program is Triton's unit of work, CUDA calls it a block
-regs      32-bit registers per thread; more than 255 do not exist on NVIDIA, the rest spills
+regs      32-bit registers per thread; NVIDIA has no more than 255, the rest spills
 spills    bytes of registers per thread kept in memory instead: any number here costs bandwidth
 shared    shared memory of one program: the tiles in flight, and scratch for reductions
-resident  programs one multiprocessor holds at a time, the share of its warp slots they fill, and what
-          allows no more: r registers, s shared memory, w warps, p programs. An estimate from the limits.
-read      bytes a thread reads at once from the tensors the kernel streams through (K and V, or the
-          rows it copies), at the narrowest such load: 16 is the most one instruction can do on most GPUs
-buf       tiles of K (and of V) kept in shared memory, so that the next arrive while one is used;
-          0: the tile is read into registers
-matrix    the tensor-core instruction of the hot loop and how many stand there; - means none"""
+resident  programs one multiprocessor holds at a time, the share of its warp slots they fill, and
+          what allows no more: r registers, s shared memory, w warps, p programs; an estimate
+read      bytes a thread reads at once from what the kernel streams through (K and V, or the rows
+          it copies), at the narrowest such load; 16 is the most that one instruction usually can
+buf       tiles of K (and of V) kept in shared memory, so that the next ones arrive while one is
+          used; 0: the tile is read into registers
+matrix    the tensor-core instruction of the hot loop and how many stand there; -: none"""
 
 
 def heading(target: Target) -> str:
     """The line above a target's rows."""
-    unit = "SIMD lane" if target.backend == "hip" else "multiprocessor"
+    registers = f"{target.registers} registers" + (" a lane" if target.backend == "hip" else "")
     return (
-        f"{target.name} ({target.card}): {target.num_multiprocessors} multiprocessors, {target.max_warps} "
-        f"warps and {target.shared_memory // 1024} KiB shared each; {target.registers} registers a {unit}"
+        f"{target.name} ({target.card}): {target.num_multiprocessors} multiprocessors of {target.max_warps} "
+        f"warps, {target.shared_memory // 1024} KiB shared memory, {registers}"
     )
 
 
