@@ -34,19 +34,7 @@ def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
             axes.barh(
                 row, share, 0.62, left=left, color=color, edgecolor=INK, linewidth=0.6, gid=f"{kind}:{name}"
             )
-            dark = {"color": "white"} if kind == "used" else {}
-            if share > 0.16:
-                label(
-                    axes,
-                    left + share / 2,
-                    row,
-                    f"{words}, {100 * share:.0f} %",
-                    ha="center",
-                    va="center",
-                    **dark,
-                )
-            elif share > 0.045:
-                label(axes, left + share / 2, row, f"{100 * share:.0f}", ha="center", va="center", **dark)
+            _name_share(axes, left + share / 2, row, words, share, "white" if kind == "used" else INK)
             left += share
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set_ylim(len(shares) - 0.5, -0.5)
@@ -56,6 +44,16 @@ def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
+
+
+def _name_share(axes: Axes, x: float, y: float, words: str, share: float, color: str) -> None:
+    """Words and percentage inside their stretch of the bar, on two lines or the number alone if it is short."""
+    percent = f"{100 * share:.0f} %"
+    for text, size in ((f"{words}, {percent}", 9.5), (f"{words}\n{percent}", 8.5), (percent, 8.5)):
+        longest = max(map(len, text.split("\n")))
+        if share > 0.0105 * longest * size / 9.5 + 0.005:
+            label(axes, x, y, text, ha="center", va="center", color=color, fontsize=size, linespacing=1.05)
+            return
 
 
 @house_style
