@@ -66,9 +66,11 @@ def demonstrate(args: argparse.Namespace) -> int:
     from minipaged.course.workloads import load_mix
     from minipaged.engine.sizing import parse_bytes, resolve_device, resolve_dtype
     from minipaged.model.loading import load_model
+    from minipaged.model.packing import pack_weights
 
     device = resolve_device("auto")
     model = load_model(args.model, dtype=resolve_dtype(args.dtype, device), device=device)
+    pack_weights(model.model)
     requests = load_mix("chat48")[:: QUICK_STRIDE if args.quick else 1]
     dtype = str(model.model.dtype).removeprefix("torch.")
     if not args.json:
