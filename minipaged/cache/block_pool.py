@@ -67,13 +67,14 @@ class BlockPool:
         Blank blocks go first, then cached ones are evicted, least recently used first.
         """
         if n == 1 and self._blank:  # the usual call: one more block for one sequence
-            blocks = [self._blank.pop()]
-        elif n < 0:
+            block = self._blank.pop()
+            self._ref_counts[block] = 1
+            return [block]
+        if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
-        elif n > self.num_free:
+        if n > self.num_free:
             return None
-        else:
-            blocks = self._take(n)
+        blocks = self._take(n)
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
