@@ -70,7 +70,7 @@ def run_all(*, dry_run: bool, folder: Path | None = None) -> int:
 
     machine = None if dry_run else results.describe_machine()
     if dry_run:
-        print("dry run: tiny shapes in Triton's interpreter, whose times say nothing about any GPU")
+        print("dry run: tiny shapes in Triton's interpreter, no results file")
     found: results.Found = {}
     parts: list[dict[str, Any]] = []
     deadline = time.monotonic() + TOTAL_SECONDS
@@ -86,7 +86,7 @@ def run_all(*, dry_run: bool, folder: Path | None = None) -> int:
                 written = results.write_result(
                     found, parts, machine, complete=complete, folder=folder or results.FOLDER
                 )
-    print_summary(found)
+    print_summary(found, dry_run=dry_run)
     print(f"written to {written}" if machine else "dry run: no results file was written")
     return exit_code(found, parts)
 

@@ -134,7 +134,10 @@ def try_kernel(kernel: Run, problem: Problem, backend: TritonBackend) -> float:
 def check_writing(
     part: Part, backend: TritonBackend, dtype: torch.dtype, kv_dtype: torch.dtype, heads: Heads
 ) -> None:
-    """Keys and values land in their slots, quantised exactly as plain torch does it, and nowhere else."""
+    """Keys and values land in their slots and nowhere else, quantised as plain torch does it.
+
+    The scales may differ in the last bit, for a GPU divides in its own way; given them, the values may not.
+    """
     length = 2 * heads.block_size + 1
     problem = make_problem([(length, length)], heads, dtype, kv_dtype, backend, part.device)
     slots = problem.batch.slot_mapping
@@ -145,9 +148,10 @@ def check_writing(
     ):
         expected_rows = rows
         if scales is not None and is_quantized(kv_dtype):
-            expected_rows, expected_scales = quantize_rows(rows, kv_dtype)
-            passed &= torch.equal(scales.flatten(0, 1)[slots], expected_scales)
-            passed &= int(scales.isnan().sum()) == scales.numel() - expected_scales.numel()
+            stored = scales.flatten(0, 1)[slots]
+            passed &= torch.allclose(stored, quantize_rows(rows, kv_dtype)[1], rtol=1e-6, atol=0)
+            passed &= int(scales.isnan().sum()) == scales.numel() - stored.numel()
+            expected_rows, _ = quantize_rows(rows, kv_dtype, stored)
         passed &= torch.equal(cache.flatten(0, 1).float()[slots], expected_rows.float())
     part.add(
         "checks",

@@ -27,9 +27,14 @@ def run(part: Part) -> None:
         if part.seconds_left < 10 * SECONDS_PER_CALL:
             part.add("notes", text=f"no time left for {shape.name}")
             break
-        inputs = make_inputs(tiny(shape) if part.dry_run else shape, part.device, part.dtype)
-        timing = compare({"": attend(inputs, backend)}, inputs.num_sets, part.device, SECONDS_PER_CALL)[""]
-        add_figure(part, shape.name, inputs.shape, timing, rates)
+        try:
+            inputs = make_inputs(tiny(shape) if part.dry_run else shape, part.device, part.dtype)
+            calls = {shape.name: attend(inputs, backend)}
+            found = compare(calls, inputs.num_sets, part.device, SECONDS_PER_CALL)
+        except torch.OutOfMemoryError:
+            part.add("notes", text=f"not enough memory for {shape.name}")
+            continue
+        add_figure(part, shape.name, inputs.shape, found[shape.name], rates)
 
 
 def measure_rates(part: Part) -> tuple[float, float]:

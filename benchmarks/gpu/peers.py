@@ -186,12 +186,12 @@ def _first(packages: tuple[str, ...], module: str) -> Any:
     raise missing
 
 
-# FlexAttention last: it is compiled when first called, which takes longest.
+# Last the two that may compile when first called, which takes longest.
 PEERS: dict[str, Callable[[PagedInputs], Call]] = {
     "SDPA dense": sdpa_dense,
     "varlen_attn": varlen_attn,
-    "FlashInfer": flashinfer,
     "flash-attn": flash_attn,
     "vLLM Triton": vllm_triton,
     "FlexAttention paged": flex_paged,
+    "FlashInfer": flashinfer,
 }

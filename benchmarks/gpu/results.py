@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import torch
+import triton
 
 import minipaged
 from benchmarks.gpu.part import write_json
@@ -77,13 +78,11 @@ def describe_machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    from importlib.metadata import version
-
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "triton": version("triton"),
+        "triton": triton.__version__,
         "numpy": numpy.__version__,
         "minipaged": minipaged.__version__,
     }

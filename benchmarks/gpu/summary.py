@@ -5,9 +5,14 @@ from typing import Any
 from benchmarks.gpu.results import Found, goal_rows
 
 
-def print_summary(found: Found) -> None:
-    """Checks, rates, figures beside their predictions, peers, goals."""
-    for line in (*checks(found), *rates(found), *figures(found), *peers(found), *goals(found), *notes(found)):
+def print_summary(found: Found, *, dry_run: bool) -> None:
+    """Checks, rates, figures beside their predictions, peers, goals; of a dry run only what means something."""
+    sections = [checks(found), rates(found), figures(found), peers(found), goals(found), notes(found)]
+    if dry_run:
+        timed = [figure["name"] for figure in found.get("figures", [])]
+        ran = f"{len(timed)} cases were timed, in an interpreter: the times are not shown"
+        sections = [checks(found), [ran, ""], goals({}), notes(found)]
+    for line in (line for section in sections for line in section):
         print(line)
 
 
