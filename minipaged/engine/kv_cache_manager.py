@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from minipaged.cache import BlockPool, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
@@ -136,7 +136,7 @@ class KVCacheManager:
             self._free_rows.append(sequence.row)
             sequence.row = -1
 
-    def check_invariants(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+    def check_invariants(self, running: Collection[Request], waiting: Collection[Request]) -> None:
         """Prove, given every unfinished request, that each block and each row has exactly its owners."""
         device = [s.table for r in running for s in r.sequences]
         swapped = [s.table for r in waiting for s in r.sequences if r.status is Status.SWAPPED]
@@ -145,6 +145,11 @@ class KVCacheManager:
             self.swap.host_pool.check_invariants(swapped)
         rows = [s.row for r in running for s in r.live]
         assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs)), "a row is lost or held twice"
+        for sequence in (s for r in waiting if r.status is not Status.SWAPPED for s in r.sequences):
+            nothing = (sequence.row, sequence.num_computed, sequence.table.blocks) == (-1, 0, [])
+            assert nothing or sequence.output.finish_reason, (
+                f"{sequence.request.request_id} waits with blocks"
+            )
         for request in running:
             name = request.request_id
             assert request.status is Status.RUNNING, f"{name} runs, its status is {request.status}"

@@ -122,11 +122,10 @@ class Scheduler:
                     plan.add_decode(sequence)
                     continue
             ready = [s for s in active if s.num_to_compute == 1] if request.is_forked else []
-            if len(ready) < len(request.live):
-                partial.append(request)
+            has_more = len(ready) < len(request.live)
             self._plan_decode_group(request, ready, plan)
-        if plan.preempted:
-            partial = [r for r in partial if r.status is Status.RUNNING]
+            if has_more and request.status is Status.RUNNING:
+                partial.append(request)
         return partial
 
     def _plan_decode_group(self, request: Request, ready: list[Sequence], plan: StepPlan) -> None:
@@ -187,7 +186,7 @@ class Scheduler:
         while self.waiting and budget > 0:
             request = self.waiting[0]
             hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request)
-            if not self._may_enter(request, hits, partial, budget):
+            if not self._may_enter(request, hits, budget):
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -196,10 +195,13 @@ class Scheduler:
             partial.append(request)
             budget = self._plan_chunks([request], plan, budget)
 
-    def _may_enter(self, request: Request, hits: list[int], partial: list[Request], budget: int) -> bool:
-        """Whether rows, tokens and blocks are enough: all the blocks of its prompt, beyond those that others
-        inside still need for theirs, and the watermark. Into an empty engine it may always come."""
-        if len(request.live) > self.manager.num_free_rows or len(request.active) > budget:
+    def _may_enter(self, request: Request, hits: list[int], budget: int) -> bool:
+        """Whether rows and tokens are left, and the blocks of its whole prompt beside the watermark.
+
+        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: free blocks are
+        not promised to anyone. Into an empty engine a request may always come, for it fits the pool.
+        """
+        if len(request.live) > self.manager.num_free_rows:
             return False
         wanted = request.prefill_target - len(hits) * self.block_size
         is_swapped = request.status is Status.SWAPPED
@@ -207,24 +209,19 @@ class Scheduler:
             return False
         if not self.running:
             return True
-        size = self.block_size
-        promised = sum(r.num_blocks_needed(size) - r.num_blocks_held(size) for r in partial)
-        taken = request.num_blocks_needed(size) - len(hits) + self.pool.count_free(hits)
-        return taken + promised + self._watermark <= self.pool.num_free
+        taken = request.num_blocks_needed(self.block_size) - len(hits) + self.pool.count_free(hits)
+        return taken + self._watermark <= self.pool.num_free
 
     # Shortage
 
     def _give_way(self, plan: StepPlan) -> None:
-        """Nothing could be planned: prompts hold every block and none can go on. The youngest makes room."""
-        if not self.running or self.pool.num_free:
+        """Nothing could be planned. That is so when the only request inside has filled the pool."""
+        if len(self.running) != 1 or self.pool.num_free:
             raise RuntimeError(
                 f"the step scheduled nothing: {len(self.running)} running, {len(self.waiting)} waiting, "
                 f"{self.pool.num_free} of {self.pool.num_blocks} blocks free"
             )
-        if len(self.running) > 1:
-            plan.preempted.append(self.preempt_youngest())
-        else:
-            self._end_for_lack_of_blocks(self.running[0].live[-1], plan)
+        self._end_for_lack_of_blocks(self.running[0].live[-1], plan)
 
     def _end_for_lack_of_blocks(self, sequence: Sequence, plan: StepPlan) -> None:
         """Alone in the pool and it is full: there is nothing to wait for, so the sequence ends here."""

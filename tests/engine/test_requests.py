@@ -242,11 +242,14 @@ def test_ten_waiting_requests_leave_one_by_one() -> None:
     assert not engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("when", ["forward", "sample"])
-def test_a_failing_step_loses_no_token_and_no_block(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_loses_no_token_and_no_block(
+    when: str, preemption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the model or the sampler raises, Ctrl-C too: the step has not happened, and can be tried
     again."""
-    engine = make_engine(num_blocks=12, enable_prefix_caching=True)
+    engine = make_engine(num_blocks=12, enable_prefix_caching=True, preemption=preemption)
     params = SamplingParams(n=2, seed=1, max_tokens=9, ignore_eos=True)
     prompts = {"a": [1] * 6, "b": [2] * 9}
     for name, prompt in prompts.items():
@@ -356,6 +359,11 @@ def test_seeds_do_not_depend_on_neighbours() -> None:
     engine.add_request("a", [1, 2], params)
     engine.add_request("after", [6], SamplingParams(max_tokens=3, n=2))
     assert tokens_of(run(engine)["a"]) == expected
+
+
+def test_the_samples_of_a_request_differ() -> None:
+    samples = alone([1, 2, 3], SamplingParams(n=4, seed=1, max_tokens=8, ignore_eos=True))
+    assert len({tuple(tokens) for tokens in samples}) == 4
 
 
 def test_unseeded_requests_draw_differently_and_a_run_can_be_repeated() -> None:

@@ -52,18 +52,21 @@ def test_without_chunked_prefill_a_prompt_is_computed_in_one_step() -> None:
 
 
 def test_a_running_request_without_tokens_in_a_step_is_left_out_of_the_batch() -> None:
-    """C26: two prompts inside, the budget goes to the first; the second appears in no batch until its
-    turn."""
+    """C26: the older request grows into the blocks that the prompt needs: for a step the prompt gets nothing,
+    is in no batch, and then is preempted; it says what it would have said."""
     model = HashModel()
-    engine = make_engine(model=model, max_num_batched_tokens=6, max_num_seqs=6)
-    engine.add_request("a", list(range(1, 5)), greedy(8, ignore_eos=True))
-    engine.add_request("b", list(range(1, 31)), greedy(1, ignore_eos=True))
-    step(engine)
-    engine.add_request("c", [7, 8], greedy(1, ignore_eos=True))
-    outputs = run(engine)
-    assert [len(s) for s in model.steps[:5]] == [2, 2, 2, 2, 2]  # "a" and "b"; "c" waits for the budget
-    assert tokens_of(outputs["b"]) == alone(range(1, 31), greedy(1, ignore_eos=True))
-    assert tokens_of(outputs["c"]) == alone([7, 8], greedy(1, ignore_eos=True))
+    engine = make_engine(model=model, num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2)
+    engine.add_request("old", [5] * 4, greedy(30, ignore_eos=True))
+    engine.add_request("prompt", list(range(1, 33)), greedy(4, ignore_eos=True))
+    outputs, idle = {}, 0
+    while engine.has_unfinished_requests():
+        inside = len(engine.scheduler.running)
+        outputs.update((o.request_id, o) for o in step(engine) if o.finished)
+        idle += len(model.steps[-1]) < inside <= len(engine.scheduler.running)
+    assert idle >= 1
+    assert outputs["prompt"].metrics.num_preemptions > 0
+    assert tokens_of(outputs["prompt"]) == alone(range(1, 33), greedy(4, ignore_eos=True))
+    assert tokens_of(outputs["old"]) == alone([5] * 4, greedy(30, ignore_eos=True))
 
 
 def test_requests_are_admitted_in_order_of_arrival() -> None:
@@ -78,15 +81,28 @@ def test_requests_are_admitted_in_order_of_arrival() -> None:
 
 
 def test_a_prompt_is_admitted_only_if_it_can_be_finished() -> None:
-    """Two prompts in chunks must not take each other's blocks: the second waits although its chunk would
-    fit."""
+    """Two prompts in chunks must not take each other's blocks: the second waits, though a chunk would fit."""
     engine = make_engine(num_blocks=10, max_num_batched_tokens=8)
-    engine.add_request("a", [1] * 28, LONG)  # 7 blocks, 2 per step
-    engine.add_request("b", [2] * 16, LONG)  # 4 blocks: 3 are not promised to "a"
+    engine.add_request("a", [1] * 26, greedy(1))  # 7 blocks; its last chunk leaves 6 tokens of the budget
+    engine.add_request("b", [2] * 14, LONG)  # 4 blocks, 3 are left
+    for _ in range(4):
+        assert ids(engine.scheduler.running) in ([], ["a"])
+        step(engine)
+    assert set(run(engine)) == {"b"}
+    assert max(record.running for record in engine.trace) == 1
+
+
+def test_cached_blocks_that_a_prompt_hits_are_not_free_for_it_as_well() -> None:
+    """Two free blocks, both hit by a prompt of three blocks: pinned, they leave none for the third."""
+    engine = make_engine(num_blocks=10, enable_prefix_caching=True)
+    prompt = list(range(1, 10))
+    assert serve(engine, [prompt], greedy(1)) == alone(prompt, greedy(1))
+    engine.add_request("holder", [33] * 32, LONG)  # takes the 8 others
+    engine.add_request("hit", prompt, LONG)
     step(engine)
-    assert engine.pool.num_free == 8
-    assert ids(engine.scheduler.running) == ["a"]
-    assert set(run(engine)) == {"a", "b"}
+    assert engine.pool.num_free == engine.pool.num_cached == 2
+    assert ids(engine.scheduler.running) == ["holder"]
+    assert tokens_of(run(engine)["hit"]) == alone(prompt, LONG)
 
 
 def test_max_num_seqs_counts_the_samples_of_a_request() -> None:
@@ -191,6 +207,40 @@ def test_the_youngest_is_preempted_and_returns_before_new_requests_enter(preempt
     assert all("a" in running for running in seen[:11])
     for name in ("a", "b", "c"):
         assert tokens_of(outputs[name]) == alone([ord(name) % 40] * 8, LONG)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_nobody_enters_in_a_step_that_preempts(preemption: str) -> None:
+    """What was just taken away is not given back in the same step: the room is for those inside."""
+    engine = preemption_scene(preemption)
+    engine.add_request("tiny", [3], greedy(1))
+    plans: list[tuple[int, int]] = []
+    engine.on_step = lambda plan: plans.append((len(plan.preempted), len(plan.admitted)))
+    run(engine)
+    assert any(preempted for preempted, _ in plans)
+    assert not any(preempted and admitted for preempted, admitted in plans)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("num_blocks", range(7, 18))
+def test_samples_at_different_stages_give_way_together(num_blocks: int, preemption: str) -> None:
+    """After a recomputation one sample decodes while the other computes its tail; then blocks run out."""
+    old = greedy(40, ignore_eos=True)
+    params = SamplingParams(n=2, seed=2, max_tokens=16, ignore_eos=True)
+    engine = make_engine(
+        num_blocks=num_blocks, max_num_batched_tokens=4, max_num_seqs=3, preemption=preemption
+    )
+    engine.add_request("old", [9], old)
+    engine.add_request("x", [1, 2, 3, 4], params)
+    request, finished = engine.requests["x"], {}
+    for number in range(400):
+        if number in (10, 14, 18, 22) and request.status is Status.RUNNING:
+            engine.scheduler.preempt_youngest(allow_swap=False)
+        finished.update((o.request_id, o) for o in step(engine) if o.finished)
+    assert tokens_of(finished["old"])[0] == alone([9], old)[0][: 4 * num_blocks]
+    for output, expected in zip(finished["x"].outputs, alone([1, 2, 3, 4], params), strict=True):
+        assert output.token_ids == expected[: len(output.token_ids)]
+        assert len(output.token_ids) == 16 or num_blocks < 1 + 2 * 4
 
 
 def test_swapped_requests_hold_host_blocks_and_no_row() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from fake_model import alone, greedy, make_engine, run, step
+from fake_model import alone, greedy, make_engine, run
 
+from minipaged.engine.plan import StepPlan
 from minipaged.engine.sampling_params import SamplingParams
 from minipaged.engine.stats import EngineStats
 
@@ -71,18 +72,20 @@ def test_the_trace_accounts_for_every_token_and_slot() -> None:
 
 
 def test_idle_prompts_count_as_used_memory() -> None:
-    """A prompt that gets no budget in a step still holds what it has computed."""
-    engine = make_engine(max_num_batched_tokens=6, max_num_seqs=6)
-    engine.add_request("a", [1] * 4, greedy(8, ignore_eos=True))
-    engine.add_request("b", [1] * 30, greedy(1))
-    while engine.has_unfinished_requests():
-        engine.on_step = lambda plan: None
-        tokens = []
-        engine.on_step = lambda plan, tokens=tokens: tokens.append(
-            sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active)
-        )
-        step(engine)
-        assert engine.trace[-1].used_bytes == tokens[0] * 16
+    """A prompt that gets no block in a step still holds what it has computed."""
+    engine = make_engine(num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2)
+    engine.add_request("old", [5] * 4, greedy(30, ignore_eos=True))
+    engine.add_request("prompt", list(range(1, 33)), greedy(4, ignore_eos=True))
+    stored, idle = [], []
+
+    def look(plan: StepPlan) -> None:
+        stored.append(sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active))
+        idle.append(len(plan.idle))
+
+    engine.on_step = look
+    run(engine)
+    assert sum(idle) > 0
+    assert [record.used_bytes for record in engine.trace] == [tokens * 16 for tokens in stored]
 
 
 def test_totals_agree_with_what_was_served() -> None:
