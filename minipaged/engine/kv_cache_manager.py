@@ -148,7 +148,7 @@ class KVCacheManager:
         for sequence in (s for r in waiting if r.status is not Status.SWAPPED for s in r.sequences):
             nothing = (sequence.row, sequence.num_computed, sequence.table.blocks) == (-1, 0, [])
             assert nothing or sequence.output.finish_reason, (
-                f"{sequence.request.request_id} waits with blocks"
+                f"{sequence.request.request_id} waits, holding"
             )
         for request in running:
             name = request.request_id

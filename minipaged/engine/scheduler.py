@@ -198,8 +198,8 @@ class Scheduler:
     def _may_enter(self, request: Request, hits: list[int], budget: int) -> bool:
         """Whether rows and tokens are left, and the blocks of its whole prompt beside the watermark.
 
-        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: free blocks are
-        not promised to anyone. Into an empty engine a request may always come, for it fits the pool.
+        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: so no free block
+        is promised to anyone. Into an empty engine a request may always come, for it fits the pool.
         """
         if len(request.live) > self.manager.num_free_rows:
             return False
