@@ -67,8 +67,8 @@ def _largest_and_counts(x: Tensor, params: Sequence[SamplingParams]) -> tuple[Te
 def _counts(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k: list[int]) -> Tensor:
     """[R] int64: tokens each row keeps. More than `largest` holds means: not decided within it.
 
-    Sums are float64 and run in a fixed order, so that a row's count depends neither on its neighbours nor on
-    how much is sorted.
+    Weights are relative to the best token's. Their sums run along the row in a fixed order, so a row's count
+    depends neither on its neighbours nor on how much is sorted.
     """
     size, vocab_size = largest.shape[1], x.shape[1]
     best = largest[:, :1]  # [R, 1]
@@ -85,8 +85,9 @@ def _counts(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k:
     no_limit = limit == vocab_size  # top-p then shares out everything above the floor, sorted or not
     if no_limit.any():
         rest = x[no_limit]
-        mass = (rest - best[no_limit]).double().exp().masked_fill(rest < floor[no_limit], 0)
-        total[no_limit] = mass.cumsum(dim=-1)[:, -1:]
+        if any(p.min_p > 0 for p in params):
+            rest = rest.masked_fill(rest < floor[no_limit], -torch.inf)
+        total[no_limit] = 1 / rest.softmax(dim=-1).amax(dim=-1, keepdim=True).double()
     reach = (cumulated < top_p[:, None] * total).sum(dim=-1) + 1
     reach = torch.where(reach > size, vocab_size, reach)
     return torch.where(top_p < 1, torch.minimum(counts, reach), counts)
