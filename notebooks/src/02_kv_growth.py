@@ -151,8 +151,8 @@ letters = len(text.encode()) / len(token_ids)
 ratio = round(predicted / letters, -2)
 assert 3 < letters < 6 and 500 * predicted > 10 * 10**6
 say(f"""
-    A token of this sentence is {letters:.1f} bytes of text and {number(predicted)} bytes of keys and
-    values: **{number(ratio)} times** as much. A page of five hundred tokens becomes as large as a
+    A token of this sentence is {letters:.1f} bytes of text and {number(predicted)} bytes of keys
+    and values: **{number(ratio)} times** as much. A page of five hundred tokens becomes as large as a
     large photograph, more than 10 MB.
 """)
 

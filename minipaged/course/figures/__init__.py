@@ -6,12 +6,14 @@ Figures are made without pyplot: nothing global changes, and none stays open. Ma
 
 from minipaged.course.figures.blocks import blocks_and_table
 from minipaged.course.figures.card import card_filled
+from minipaged.course.figures.gather import gathered_through_table
 from minipaged.course.figures.memory import (
     StepSample,
     lines_against_length,
     memory_against_length,
     memory_over_time,
 )
+from minipaged.course.figures.paging import block_size_tradeoff, table_growing
 from minipaged.course.figures.style import png_bytes, save, show
 from minipaged.course.figures.waste import arena_map, waste_bars
 from minipaged.course.figures.work import work_per_step
@@ -19,14 +21,17 @@ from minipaged.course.figures.work import work_per_step
 __all__ = [
     "StepSample",
     "arena_map",
+    "block_size_tradeoff",
     "blocks_and_table",
     "card_filled",
+    "gathered_through_table",
     "lines_against_length",
     "memory_against_length",
     "memory_over_time",
     "png_bytes",
     "save",
     "show",
+    "table_growing",
     "waste_bars",
     "work_per_step",
 ]

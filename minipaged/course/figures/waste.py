@@ -47,7 +47,7 @@ def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def _name_share(axes: Axes, x: float, y: float, words: str, share: float, color: str) -> None:
-    """Words and percentage inside their stretch of the bar, on two lines or the number alone if it is short."""
+    """Words and percentage inside their stretch of the bar; two lines or the number alone if it is short."""
     percent = f"{100 * share:.0f} %"
     for text, size in ((f"{words}, {percent}", 9.5), (f"{words}\n{percent}", 8.5), (percent, 8.5)):
         longest = max(map(len, text.split("\n")))

