@@ -69,10 +69,13 @@ def _draw_pool(
     for block, (x, y) in place.items():
         _box(axes, x, y, 1.2, 0.72, PALE if block in others else "white", gid=f"block:{block}")
     top = (rows - len(table)) / 2
+    filled = {
+        block: min(max(num_tokens - logical * block_size, 0), block_size) / block_size
+        for logical, block in enumerate(table)
+    }
     for logical, block in enumerate(table):
         x, y = place[block]
-        filled = min(max(num_tokens - logical * block_size, 0), block_size) / block_size
-        _box(axes, x, y, 1.2 * filled, 0.72, BLUE, gid=f"filled:{block}")
+        _box(axes, x, y, 1.2 * filled[block], 0.72, BLUE, gid=f"filled:{block}")
         _box(axes, 0.4, top + logical, 1.0, 1.0, "white", gid=f"entry:{logical}")
         label(axes, 0.9, top + logical + 0.5, str(block), ha="center", va="center")
         label(
@@ -100,18 +103,20 @@ def _draw_pool(
         axes.plot(*end, "o", color=INK, markersize=2.5, zorder=5)
     for block, (x, y) in place.items():
         small = {"ha": "left", "va": "center", "fontsize": 7.5, "zorder": 6}
-        label(axes, x + 0.14, y + 0.36, str(block), color="white" if block in table else GREY, **small)
+        on_blue = filled.get(block, 0) > 0.3
+        label(axes, x + 0.14, y + 0.36, str(block), color="white" if on_blue else GREY, **small)
     label(axes, 0.9, top, "block table", offset=(0, 6), ha="center")
     label(
         axes,
         3.0,
-        rows,
+        rows - 0.28,
         "blue: this request    grey: other requests    white: free",
-        offset=(0, 0),
+        offset=(0, -6),
+        va="top",
         color=GREY,
     )
     axes.set_xlim(-0.3, 3.0 + 1.5 * COLUMNS)
-    axes.set_ylim(rows + 0.1, -0.4)
+    axes.set_ylim(rows + 0.15, -0.4)
     axes.set_title(f"the same memory in blocks of {block_size} tokens")
     axes.axis("off")
 
