@@ -16,7 +16,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-w
 # Folders whose stored notebooks are run again and compared.
 NOTEBOOKS := $(wildcard notebooks solutions)
 
-.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz clean
+.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -58,14 +58,20 @@ types: setup ## check types
 	$(BIN)/mypy
 
 lab: setup ## open the course in JupyterLab
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb $(ARGS)
 
 kernels: setup ## compile the Triton kernels for real GPUs, without one, and print what they cost
 	@$(BIN)/minipaged kernels $(ARGS)
 
-fuzz: setup ## drive the memory manager with many more random histories than the tests do (about an hour)
+fuzz: setup ## drive the memory manager with many more random histories than the tests do (takes long)
 	$(ONE_THREAD) MINIPAGED_FUZZ=25 $(BIN)/python -m pytest -n $(JOBS) --timeout 0 -m fuzz tests $(ARGS)
 
+bench: setup ## time this engine beside its peers on the same requests (ARGS="--mix chat48 --repeat 3")
+	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+peers: setup ## install vLLM's CPU build beside us, in .peers, for `make bench` (3 GB)
+	$(BIN)/python benchmarks/peers/install.py
+
 clean: ## remove .venv and everything the commands wrote
-	rm -rf .venv out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,8 +2,9 @@
 
 import os
 
-# Before torch is imported: with `-n 2` on two cores, two workers' thread pools stall each other.
+# Before torch is imported: with `-n 2` on two cores, the thread pools of two workers stall each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: kernels run on the CPU
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "agg")
