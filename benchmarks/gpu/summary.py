@@ -6,7 +6,7 @@ from benchmarks.gpu.results import Found, goal_rows
 
 
 def print_summary(found: Found, *, dry_run: bool) -> None:
-    """Checks, rates, figures beside their predictions, peers, goals; of a dry run only what means something."""
+    """Checks, rates, figures beside predictions, peers, goals; of a dry run only what means something."""
     sections = [checks(found), rates(found), figures(found), peers(found), goals(found), notes(found)]
     if dry_run:
         timed = [figure["name"] for figure in found.get("figures", [])]

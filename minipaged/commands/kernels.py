@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET"):
-        return _in_compiling_process()
+        return _in_compiling_process(args)
     try:
         import triton  # noqa: F401
     except ImportError as error:
@@ -50,10 +50,15 @@ def run(args: argparse.Namespace) -> int:
     return _print_json(args, targets) if args.json else _print_tables(args, targets)
 
 
-def _in_compiling_process() -> int:
+def _in_compiling_process(args: argparse.Namespace) -> int:
     """Triton reads TRITON_INTERPRET when it is imported, so compiling takes a process that lacks it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-m", "minipaged", *sys.argv[1:]], env=environment).returncode
+    command = [sys.executable, "-m", "minipaged", "kernels"]
+    for option in ("target", "kernel"):
+        command += [word for value in getattr(args, option) or [] for word in (f"--{option}", value)]
+    command += ["--show", *args.show] if args.show else []
+    command += ["--json"] if args.json else []
+    return subprocess.run(command, env=environment).returncode
 
 
 def _all_targets() -> list[str]:

@@ -105,8 +105,8 @@ def test_marking_keeps_every_instruction_and_marks_the_loop_only() -> None:
     assert sum("/*" in line for line in lines) == 9
     inside = [line for line in lines if line.startswith("┃")]
     assert len(inside) == 5 and inside[0].split()[1] == ".L_x_2:" and inside[-1].endswith("kernel.py:12")
-    assert "4 of 9 instructions" in lines[0] and "1 of 16 B" in lines[0]
-    assert max(map(len, marked(PTX).splitlines()[1:])) <= 100
+    assert "4 of 9 instructions" in lines[0] and "1 of 16 B" in lines[1] and "1 HMMA" in lines[2]
+    assert max(map(len, marked(PTX).splitlines())) <= 100
     assert marked("\tret;\n").startswith("no loop")
 
 

@@ -80,7 +80,7 @@ def _shorten(text: str, width: int) -> str:
 
 
 def _summary(listing: Listing, loop: range | None) -> str:
-    """What the loop consists of, in one line."""
+    """What the loop consists of."""
     if loop is None:
         return "no loop: straight-line code"
     inside = listing.within(loop)
@@ -88,6 +88,7 @@ def _summary(listing: Listing, loop: range | None) -> str:
     widths = ", ".join(f"{loads.count(width)} of {width} B" for width in sorted(set(loads), reverse=True))
     matrix = ", ".join(f"{count} {name}" for name, count in matrix_instructions(inside).items())
     return (
-        f"hot loop, marked ┃: {len(inside)} of {len(listing.instructions)} instructions; "
-        f"loads from global memory: {widths or 'none'}; matrix instructions: {matrix or 'none'}"
+        f"hot loop, marked ┃: {len(inside)} of {len(listing.instructions)} instructions\n"
+        f"  loads from global memory: {widths or 'none'}\n"
+        f"  matrix instructions: {matrix or 'none'}"
     )
