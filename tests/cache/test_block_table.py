@@ -197,6 +197,15 @@ def test_a_step_of_several_tables_fits_whole_or_not_at_all():
     assert append_all([], []) == []
 
 
+def test_a_table_given_twice_in_one_step_is_refused():
+    pool = BlockPool(4)
+    table = table_of(pool, 4)
+    before = state(pool, table)
+    with pytest.raises(ValueError, match="a table is given twice"):
+        append_all([table, table], [1, 1])
+    assert state(pool, table) == before
+
+
 def test_tables_that_do_not_append_keep_the_shared_tail():
     pool = BlockPool(8)
     parent = table_of(pool, 6)
