@@ -32,6 +32,9 @@ class Dispatcher:
             self._add(requests, inbox)
             with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
                 while len(done) < len(requests):
+                    if not self.engine.has_unfinished_requests():
+                        lost = [r.request_id for r in requests if r.request_id not in done]
+                        raise RuntimeError(f"requests {lost} were aborted while their caller waited")
                     self._step()
                     bar.update(len(inbox))
                     while inbox:
@@ -49,6 +52,8 @@ class Dispatcher:
             finished = False
             while not finished:
                 while not inbox:
+                    if request.request_id not in self.engine.requests:
+                        return  # somebody else aborted it: nothing more will come
                     self._step()
                 output = inbox.popleft()
                 finished = output.finished

@@ -144,41 +144,36 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Move every request on. Returns those that finished, and those that stream and got a token."""
         start = self._clock()
-        plan = self.scheduler.schedule()
+        try:
+            plan = self.scheduler.schedule()
+            output = self._compute(plan) if plan.sequences else SamplerOutput([])
+        except BaseException:
+            self._start_over()
+            raise
+        now = self._clock()
         finished = plan.ended
-        sampled: list[Sequence] = []
-        now = start
         if plan.sequences:
-            output = self._compute(plan)
-            now = self._clock()
             self._recorder.record(plan, self.scheduler, start, now)
             if self.on_step is not None:
                 self.on_step(plan)
-            finished = finished + self._commit(plan, output)
-            sampled = plan.sampled
-        outputs = [make_output(request) for request in self._streaming(sampled)]
+            finished = self._commit(plan, output)
+        outputs = [make_output(request) for request in self._streaming(plan.sampled)]
         for request in finished:
             self._forget(request)
-            request.metrics.finished_time = request.metrics.last_token_time = now
-            request.metrics.num_generation_tokens = sum(len(x.output.token_ids) for x in request.sequences)
+            request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
             outputs.append(make_output(request))
         self.scheduler.stats.num_finished += len(finished)
         return outputs
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
-        try:
-            hidden = self.runner.forward(plan)
-            self.runner.prompt_logprobs(plan, hidden)
-            if not plan.sampled:
-                return SamplerOutput([])
-            return sample(self.runner.sampled_logits(plan, hidden), [s.sampling for s in plan.sampled])
-        except BaseException:
-            self._start_over()
-            raise
+        hidden = self.runner.forward(plan)
+        self.runner.prompt_logprobs(plan, hidden)
+        if not plan.sampled:
+            return SamplerOutput([])
+        return sample(self.runner.sampled_logits(plan, hidden), [s.sampling for s in plan.sampled])
 
     def _start_over(self) -> None:
-        """Every running request goes back to the queue, in order. No swap: that would keep keys not
-        stored."""
+        """Every running request returns to the queue, in order. No swap: it would keep keys not stored."""
         while self.scheduler.running:
             self.scheduler.preempt_youngest(allow_swap=False)
 

@@ -147,9 +147,7 @@ class KVCacheManager:
         assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs)), "a row is lost or held twice"
         for sequence in (s for r in waiting if r.status is not Status.SWAPPED for s in r.sequences):
             nothing = (sequence.row, sequence.num_computed, sequence.table.blocks) == (-1, 0, [])
-            assert nothing or sequence.output.finish_reason, (
-                f"{sequence.request.request_id} waits, holding"
-            )
+            assert nothing or sequence.output.finish_reason, f"{sequence.request.request_id} waits, holding"
         for request in running:
             name = request.request_id
             assert request.status is Status.RUNNING, f"{name} runs, its status is {request.status}"

@@ -24,6 +24,11 @@ class RequestMetrics:
     sharing: Sharing = field(default_factory=Sharing)
     """Blocks that its sequences shared, over the steps in which several of them ran."""
 
+    def finish(self, now: float, num_generation_tokens: int) -> None:
+        """Note the end, which came with the last token."""
+        self.finished_time = self.last_token_time = now
+        self.num_generation_tokens = num_generation_tokens
+
     @property
     def queue_time(self) -> float | None:
         """Seconds from arrival until its first tokens were computed."""

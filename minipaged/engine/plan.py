@@ -29,7 +29,7 @@ class StepPlan:
     forks: list[Request] = field(default_factory=list)
     """Requests whose other sequences fork off once this step has been computed."""
     ended: list[Request] = field(default_factory=list)
-    """Requests that ended while planning: alone in the pool, and it was not enough."""
+    """A request that ended while planning, alone in a pool too small for it; nothing else is planned then."""
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     idle: list[Sequence] = field(default_factory=list)
@@ -57,5 +57,8 @@ class StepPlan:
             self.num_prefill_tokens += num_tokens
 
     def num_empty_slots(self, block_size: int) -> int:
-        """Slots behind the last token of every running sequence, in the block it has begun."""
-        return sum(-s.table.num_tokens % block_size for s in (*self.sequences, *self.idle))
+        """Slots behind the last token of the running sequences, in the blocks they have begun."""
+        # Idle sequences may share their last block; it is counted once.
+        idle = {s.table.blocks[-1]: s.table.num_tokens for s in self.idle if s.table.blocks}
+        stored = [*(s.table.num_tokens for s in self.sequences), *idle.values()]
+        return sum(-num_tokens % block_size for num_tokens in stored)

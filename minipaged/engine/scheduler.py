@@ -70,13 +70,14 @@ class Scheduler:
         Raises RuntimeError when requests exist and nothing can be done for any of them: a bug, never a wait.
         """
         plan = StepPlan()
-        while self.has_unfinished:
+        while self.has_unfinished and not plan.ended:
             partial = self._plan_decodes(plan)
+            if plan.ended:
+                break
             budget = self.config.max_num_batched_tokens - plan.num_decodes
             budget = self._plan_chunks(partial, plan, budget)
-            if not plan.preempted and not plan.ended:
-                self._admit(partial, plan, budget)
-            if plan.sequences or plan.ended:
+            self._admit(partial, plan, budget)
+            if plan.sequences:
                 plan.idle = [s for r in partial for s in r.active if s.table.num_tokens == s.num_computed]
                 break
             self._give_way(plan)
@@ -186,7 +187,7 @@ class Scheduler:
         while self.waiting and budget > 0:
             request = self.waiting[0]
             hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request)
-            if not self._may_enter(request, hits, budget):
+            if not self._may_enter(request, hits):
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -195,17 +196,14 @@ class Scheduler:
             partial.append(request)
             budget = self._plan_chunks([request], plan, budget)
 
-    def _may_enter(self, request: Request, hits: list[int], budget: int) -> bool:
-        """Whether rows and tokens are left, and the blocks of its whole prompt beside the watermark.
+    def _may_enter(self, request: Request, hits: list[int]) -> bool:
+        """Whether rows are left, and the blocks of its whole prompt beside the watermark.
 
-        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: so no free block
-        is promised to anyone. Into an empty engine a request may always come, for it fits the pool.
+        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: so no free
+        block is promised to anyone. Nor can a request return in the step that preempted it: some of the
+        blocks it needs are taken. Into an empty engine a request may always come, for it fits the pool.
         """
         if len(request.live) > self.manager.num_free_rows:
-            return False
-        wanted = request.prefill_target - len(hits) * self.block_size
-        is_swapped = request.status is Status.SWAPPED
-        if wanted > budget and not is_swapped and not self.config.enable_chunked_prefill:
             return False
         if not self.running:
             return True

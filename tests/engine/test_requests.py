@@ -2,6 +2,7 @@
 abort."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,10 +25,11 @@ from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Scripted(HashModel):
-    """Says what it is told: the n-th output token of every sequence is `script[n]`."""
+    """Says what it is told: the n-th output token of each sequence is `script[n]`. It has two ends, 0 and 2."""
 
     def __init__(self, prompt_length: int, script: list[int]) -> None:
         super().__init__(vocab_size=50)
+        self.config = replace(self.config, eos_token_ids=(EOS, 2))
         self.prompt_length = prompt_length
         self.script = script
 
@@ -58,6 +60,7 @@ def test_how_an_output_ends() -> None:
     assert scripted([10, 11, 12], greedy(2)) == ([10, 11], "length", None)
     assert scripted([10, EOS, 11], greedy(4, ignore_eos=True)) == ([10, EOS, 11, 11], "length", None)
     assert scripted([EOS], greedy()) == ([EOS], "stop", None)  # EOS as the first token
+    assert scripted([10, 2, 11], greedy()) == ([10, 2], "stop", None)  # C32: any of several ends
 
 
 def test_neither_eos_nor_stop_id_ends_an_output_before_min_tokens() -> None:

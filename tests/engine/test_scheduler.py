@@ -345,6 +345,16 @@ def test_a_step_that_can_do_nothing_raises() -> None:
         engine.step()
 
 
+def test_a_request_that_ends_for_lack_of_blocks_makes_room_for_the_next() -> None:
+    """C22: the one behind it could not enter before; it does in the next step, and is served whole."""
+    engine = make_engine(num_blocks=4)
+    engine.add_request("a", [1] * 12, greedy(8, ignore_eos=True))
+    engine.add_request("b", [2] * 12, greedy(4, ignore_eos=True))
+    outputs = run(engine)
+    assert len(outputs["a"].outputs[0].token_ids) == 5
+    assert tokens_of(outputs["b"]) == alone([2] * 12, greedy(4, ignore_eos=True))
+
+
 def test_a_step_without_requests_does_nothing() -> None:
     engine = make_engine()
     assert engine.step() == []

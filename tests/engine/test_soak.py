@@ -12,6 +12,7 @@ from fake_model import HashModel, assert_idle, make_engine, poison, run
 
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
+from minipaged.engine.plan import StepPlan
 from minipaged.engine.sampling_params import SamplingParams
 from minipaged.memory import blocks_for
 
@@ -99,9 +100,22 @@ class Schedule:
         return most > self.settings["num_blocks"]
 
 
+def distinct_slots(engine: Engine) -> list[int]:
+    """A list that gets, at every step from now on, the number of different slots that hold a token."""
+    counts: list[int] = []
+
+    def count(plan: StepPlan) -> None:
+        tables = [s.table for r in engine.scheduler.running for s in r.active]
+        counts.append(len({slot for t in tables for slot in t.slots(0, t.num_tokens).tolist()}))
+
+    engine.on_step = count
+    return counts
+
+
 def play(schedule: Schedule) -> tuple[Engine, dict[str, RequestOutput], set[str]]:
     """Run a schedule under pressure; the final outputs, and the requests of which a part was aborted."""
     engine = schedule.engine()
+    slots = distinct_slots(engine)
     finished: dict[str, RequestOutput] = {}
     aborted: set[str] = set()
     waiting = sorted(schedule.arrivals, key=lambda arrival: arrival.step)
@@ -124,6 +138,7 @@ def play(schedule: Schedule) -> tuple[Engine, dict[str, RequestOutput], set[str]
                 finished[output.request_id] = output
         engine.check_invariants()
         poison(engine)
+        assert [record.used_bytes for record in engine.trace] == [16 * count for count in slots]
         if not waiting and not engine.has_unfinished_requests():
             break
     assert_idle(engine)
