@@ -83,11 +83,7 @@ predicted = 2 * config.num_layers * config.num_kv_heads * config.head_size * byt
 say(f"Predicted: **{number(predicted)} bytes** for each token.")
 assert predicted == 23_040
 
-# %% [markdown]
-# The engine has this formula in one place, `KVSpec`, and asks it whenever it needs a byte count.
-
-# %%
-spec = KVSpec.from_model(config, half)
+spec = KVSpec.from_model(config, half)  # where the engine keeps this formula
 assert spec.bytes_per_token == predicted
 
 # %% [markdown]
@@ -103,7 +99,6 @@ for tensor in storage.tensors:
     tensor.fill_(torch.nan)
 
 
-# %%
 def bytes_written():
     """Bytes of the cache that hold a number."""
     return sum(int((~t.isnan()).sum()) * t.element_size() for t in storage.tensors)
@@ -133,16 +128,11 @@ for length in (1, 16, 17, 128, 256, 512, 768, 1000):
     measured.append((length, bytes_written()))
     read = length
 table(["tokens", "bytes written", "bytes / tokens"], [(n, b, b / n) for n, b in measured])
-
-# %% [markdown]
-# Every length gives the same quotient, to the byte.
-
-# %%
 assert all(written == length * predicted for length, written in measured)
 compare(my_bytes_per_token, measured[0][1], "bytes per token")
 
 # %% [markdown]
-# How much is that, beside the text itself?
+# Every length gives the same quotient, to the byte. How much is that, beside the text itself?
 
 # %%
 text = "Each token you type or the model answers leaves a key and a value behind in every layer."
@@ -152,8 +142,8 @@ ratio = round(predicted / letters, -2)
 assert 3 < letters < 6 and 500 * predicted > 10 * 10**6
 say(f"""
     A token of this sentence is {letters:.1f} bytes of text and {number(predicted)} bytes of keys
-    and values: **{number(ratio)} times** as much. A page of five hundred tokens becomes as large as a
-    large photograph, more than 10 MB.
+    and values: **{number(ratio)} times** as much. A page of five hundred tokens becomes as large
+    as a large photograph, more than 10 MB.
 """)
 
 # %% [markdown]
@@ -186,15 +176,13 @@ show(
 formats = (torch.float32, torch.bfloat16, torch.int8)
 rows = [(str(dtype), KVSpec.from_model(config, dtype).bytes_per_token) for dtype in formats]
 table(["number format", "bytes per token"], rows)
+scales = 2 * config.num_layers * config.num_kv_heads * torch.float32.itemsize
+assert KVSpec.from_model(config, torch.int8).bytes_per_token == predicted // 2 + scales
 
 # %% [markdown]
 # Half the bits, half the memory; but look at `int8`: a little more than half of `bfloat16`. Eight bits reach only
 # from −128 to 127, so each head of each token keeps a *scale* beside its numbers, and the scale is memory too.
 # An account that leaves it out is wrong. (Lesson 13 asks what the smaller formats cost in accuracy.)
-
-# %%
-scales = 2 * config.num_layers * config.num_kv_heads * torch.float32.itemsize
-assert KVSpec.from_model(config, torch.int8).bytes_per_token == predicted // 2 + scales
 
 # %% [markdown]
 # ### Heads: MHA, GQA, MQA
@@ -221,10 +209,7 @@ table(
 )
 assert kinds["MHA"].bytes_per_token == config.queries_per_kv * predicted
 
-# %%
-lines = {
-    kind: [(0, 0), (8192, kind_spec.bytes_per_token * 8192)] for kind, kind_spec in kinds.items()
-}
+lines = {kind: [(0, 0), (8192, 8192 * each.bytes_per_token)] for kind, each in kinds.items()}
 show(
     memory_against_length(lines),
     "Three rising lines of KV memory against length: MHA is steepest, then GQA, then MQA.",
@@ -259,7 +244,7 @@ for kind, big_spec in big.items():
 
 # %% [markdown]
 # With MHA a *single* conversation takes more memory than all the weights of a model of five billion parameters
-# in 16 bits. `MemoryPlan` does the division, in whole blocks.
+# in 16 bits. How many fit? `MemoryPlan` does the division, in whole blocks.
 
 # %%
 assert big["MHA"].bytes_per_token * LENGTH > 5 * GB * torch.float16.itemsize
@@ -268,8 +253,6 @@ plans = {kind: MemoryPlan(CARD, 70 * GB, bits, reserve_bytes=0, spec=big[kind]) 
 assert 4.5 < bits < 4.6 and all(abs(plan.weight_bytes - WEIGHTS) <= 1 for plan in plans.values())
 fits = {kind: plan.requests(LENGTH) for kind, plan in plans.items()}
 assert fits == {"MHA": 3, "GQA": 29}
-
-# %%
 compare(my_conversations_mha, fits["MHA"], "conversations with MHA")
 compare(my_conversations_gqa, fits["GQA"], "conversations with GQA")
 
@@ -279,9 +262,7 @@ compare(my_conversations_gqa, fits["GQA"], "conversations with GQA")
 # only a few dozen people can talk to it at once, *if* not one byte is wasted. Lesson 03 measures how many were.
 
 # %% [markdown]
-# ### Try it
-#
-# Move the sliders: how many conversations fit, and what is in the way?
+# Try it: move the sliders. How many conversations fit, and what is in the way?
 
 # %%
 import ipywidgets
@@ -367,8 +348,7 @@ for question in (
     print(f"you    {question}\nmodel  {reply.outputs[0].text.strip()}\n")
 
 # %% [markdown]
-# How many tokens stand in the cache at the end of each turn? Before you look at the next cell: the prompt and all of
-# the answer, one would think.
+# How many tokens stand in the cache at the end of each turn? The prompt and all of the answer, one would think.
 
 # %%
 for output, last_step in turns:
@@ -389,13 +369,12 @@ show(
 # %% [markdown]
 # Each question makes a jump (the whole prompt in one step: [prefill](../docs/glossary.md#prefill)). Each answer is a
 # slope, one token a step ([decode](../docs/glossary.md#decode)). Nothing ever goes down: a chat only grows.
-
-# %% [markdown]
+#
 # ## Out of memory, on purpose
 #
 # So keep talking. What happens when the budget is used up: a crash, a wrong answer, a word?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 refusal = None
 for _ in range(20):
     try:
@@ -404,13 +383,12 @@ for _ in range(20):
         refusal = error
         break
 assert refusal is not None
-
-# %% tags=["nbval-ignore-output"]
 print(f"the last answer had {len(output.outputs[0].token_ids)} tokens; then: {refusal}")
 
 # %% [markdown]
 # A sentence with two numbers, at the moment the request was *added*. Nothing was computed for it and nothing was taken.
-# The engine is as it was, all its blocks are free, and somebody else can be served:
+# The engine is as it was, all its blocks are free, and somebody else can be served. And the whole time, not one step
+# held more than the budget:
 
 # %%
 assert llm.engine.pool.num_free == num_blocks
@@ -418,10 +396,7 @@ assert "needs" in str(refusal) and str(num_blocks) in str(refusal)
 [short] = llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
 assert short.finished and len(short.outputs[0].token_ids) == 5
 
-# %% [markdown]
-# And the whole time, not one step held more than the budget:
 
-# %%
 most = max(record.reserved_bytes for record in llm.trace)
 assert most <= BUDGET == llm.engine.storage.nbytes + BUDGET % spec.bytes_per_block(BLOCK_SIZE)
 
@@ -429,16 +404,13 @@ assert most <= BUDGET == llm.engine.storage.nbytes + BUDGET % spec.bytes_per_blo
 # It cannot: the cache is allocated once, when the engine starts, and never again. Compare a server that lets each
 # chat's tensors grow as they like. It finds out that memory is short in the middle of a step, inside a matrix product,
 # with everybody's half-finished work in hand.
-
-# %% [markdown]
+#
 # ## The code as it stands
 #
 # Every byte count in the package comes from these few lines of `minipaged/memory.py`.
 
 # %%
 show_source(KVSpec.bytes_per_token, KVSpec.bytes_per_block, KVSpec.bytes_for)
-
-# %%
 show_source(MemoryPlan.kv_bytes, MemoryPlan.num_blocks, MemoryPlan.requests)
 
 # %% [markdown]
@@ -491,7 +463,6 @@ batch = AttentionBatch.build([[0, 1]], query_lens=[10], context_lens=[10], block
 other(torch.arange(10), batch, small, get_backend("torch"))
 really = sum(int((~t.isnan()).sum()) * t.element_size() for t in small.tensors) // 10
 
-# %%
 planned = planned_bytes_per_token(other.config, torch.float32)
 assert really == 2 * planned == KVSpec.from_model(other.config, torch.float32).bytes_per_token
 say(f"Planned: {planned} bytes a token. Written: **{really}**.")
