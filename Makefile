@@ -44,7 +44,7 @@ unit: setup ## run the tests of the package only
 
 notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
-	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest -q $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
+	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
 endif
 
 build: setup ## execute the lessons' sources (notebooks/src) into notebooks (ARGS=02: one lesson)
