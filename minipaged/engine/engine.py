@@ -78,7 +78,7 @@ class Engine:
         """Unfinished requests by id."""
         self._recorder = Recorder(self.storage.spec.bytes_per_token * block_size, block_size)
         self.on_step: Callable[[StepPlan], None] | None = None
-        """Called with each plan after the model ran, before its tokens are added; for drawings and tests."""
+        """Called with each plan after the model ran, before its tokens are added; it may look, not touch."""
         self._num_streaming = 0
 
     # Requests

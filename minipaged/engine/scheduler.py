@@ -213,13 +213,17 @@ class Scheduler:
     # Shortage
 
     def _give_way(self, plan: StepPlan) -> None:
-        """Nothing could be planned. That is so when the only request inside has filled the pool."""
-        if len(self.running) != 1 or self.pool.num_free:
+        """Nothing could be planned. That is so when the only request inside has outgrown the pool."""
+        if len(self.running) != 1 or not self._outgrows_pool(self.running[0]):
             raise RuntimeError(
                 f"the step scheduled nothing: {len(self.running)} running, {len(self.waiting)} waiting, "
                 f"{self.pool.num_free} of {self.pool.num_blocks} blocks free"
             )
         self._end_for_lack_of_blocks(self.running[0].live[-1], plan)
+
+    def _outgrows_pool(self, request: Request) -> bool:
+        """Whether what is free cannot hold its next chunk; without chunked prefill that may be a lot."""
+        return any(self._room_for(s, s.num_to_compute) < s.num_to_compute for s in request.active)
 
     def _end_for_lack_of_blocks(self, sequence: Sequence, plan: StepPlan) -> None:
         """Alone in the pool and it is full: there is nothing to wait for, so the sequence ends here."""

@@ -25,7 +25,7 @@ from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Scripted(HashModel):
-    """Says what it is told: the n-th output token of each sequence is `script[n]`. It has two ends, 0 and 2."""
+    """Says what it is told: the n-th output token is `script[n]`. It has two end tokens, 0 and 2."""
 
     def __init__(self, prompt_length: int, script: list[int]) -> None:
         super().__init__(vocab_size=50)
