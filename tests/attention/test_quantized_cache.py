@@ -107,6 +107,14 @@ def test_tiny_values_survive_float16(kernel):
     assert (half - output).abs().max() <= 6e-8  # one step of the smallest float16 numbers
 
 
+@pytest.mark.parametrize("kernel", DECODE)
+def test_scales_of_zero_give_zeros_and_no_nan(kernel):
+    problem = make_problem([20], kv_dtype=torch.int8)
+    problem.layer.key_scale.zero_()
+    problem.layer.value_scale.zero_()
+    assert (DECODE[kernel](problem) == 0).all()
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_scales_follow_their_block_through_forks_and_swaps(backend, dtype):

@@ -74,9 +74,9 @@ def attend_keys(
         value = tl.load(value_cache_ptr + offsets, mask=loaded, other=0.0).to(COMPUTE)
         if value_scale_ptr is not None:
             # The weights are scaled instead of the values, relative to the tile's largest scale: the bare
-            # products could underflow in float16.
+            # products could underflow in float16. A scale is never 0, but a foreign cache may hold one.
             value_scale = tl.load(value_scale_ptr + scales, mask=live, other=0.0)
-            largest = tl.max(value_scale, axis=0)
+            largest = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
             weights *= (value_scale / largest)[None, :]
             acc += tl.dot(weights.to(COMPUTE), value, input_precision="ieee") * largest
         else:

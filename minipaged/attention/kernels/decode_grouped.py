@@ -2,8 +2,7 @@
 
 The heads become the rows of a matrix product, so the matrix units do the work. A product takes 16 rows or
 more, and a power of two: 3 heads are padded to 16 rows. The idle rows cost nothing, for decode waits for
-memory and not for arithmetic. One program per sequence and KV head; whole tiles run without masks, only the
-last, partly filled one is masked.
+memory and not for arithmetic. One program per sequence and KV head.
 """
 
 from typing import TYPE_CHECKING
