@@ -25,6 +25,14 @@ def require_at_least(config: object, minimum: int, *names: str) -> None:
             raise ValueError(f"{name} is {value}, the least allowed is {minimum}")
 
 
+def require_flags(config: object, *names: str) -> None:
+    """Raise ValueError unless each named field is True or False."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}, True or False is needed")
+
+
 def require_positive_number(config: object, *names: str) -> None:
     """Raise ValueError unless each named field is a finite number above zero."""
     for name in names:
@@ -136,6 +144,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "num_blocks", "block_size")
         require_at_least(self, 0, "num_host_blocks")
+        require_flags(self, "enable_prefix_caching")
         if self.dtype not in CACHE_DTYPES:
             supported = ", ".join(map(str, CACHE_DTYPES))
             raise ValueError(f"cache dtype is {self.dtype}, supported are {supported}")
@@ -153,11 +162,12 @@ class EngineConfig:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        require_at_least(self, 1, "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+        require_flags(self, "enable_chunked_prefill")
         if self.preemption not in ("recompute", "swap", "auto"):
             raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is {self.watermark}, a share from 0 to below 1 is needed")
+        if not isinstance(self.watermark, (int, float)) or not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark is {self.watermark!r}, a share from 0 to below 1 is needed")
         budget = self.max_num_batched_tokens
         if budget < self.max_num_seqs:  # every running sequence must be able to decode in each step
             raise ValueError(

@@ -42,7 +42,10 @@ class InputProcessor:
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
     ) -> Request:
         """Raises ValueError, with the value and the limit, for an empty prompt, a token id outside the
-        vocabulary or a prompt that leaves no room for one output token."""
+        vocabulary or a prompt that leaves no room for one output token; TypeError for what is no prompt or
+        no SamplingParams."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params is SamplingParams, got {params!r}")
         text, token_ids, salt = self._parse(prompt, add_special_tokens=add_special_tokens)
         limit = self.config.max_model_len
         max_tokens = min(params.max_tokens or limit, limit - len(token_ids))
@@ -70,6 +73,8 @@ class InputProcessor:
     def beam_prompts(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[int]]:
         """Token ids of prompts for beam search; ValueError also for hypotheses that the pool might not
         hold."""
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"beam search takes BeamSearchParams, got {params!r}")
         found = []
         for prompt in prompts:
             _, token_ids, _ = self._parse(prompt, add_special_tokens=True)

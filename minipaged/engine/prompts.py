@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from minipaged.engine.detokenizer import TextTokenizer
@@ -50,7 +50,7 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts, of one prompt or of several; a list of numbers is the token ids of one."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    listed: list[Any] = list(prompts)
+    listed = _as_list(prompts)
     is_one = bool(listed) and not isinstance(listed[0], (str, Mapping, Iterable))
     return [listed] if is_one else listed
 
@@ -68,6 +68,8 @@ def one_for_each(
     """The settings of each prompt, where one may be given for all, or none."""
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
+    if not isinstance(sampling_params, (list, tuple)):
+        raise TypeError(f"sampling_params is SamplingParams or a list of them, got {sampling_params!r}")
     if len(sampling_params) != num_prompts:
         raise ValueError(
             f"{num_prompts} prompts, {len(sampling_params)} sampling_params: give one or as many"
@@ -84,14 +86,26 @@ def _take_apart(prompt: Prompt) -> tuple[Any, Sequence[Any] | None, str | None]:
     ids = prompt.get("prompt_token_ids")
     if ids is None and "prompt" not in prompt:
         raise ValueError("prompt has neither 'prompt' nor 'prompt_token_ids'")
-    return prompt.get("prompt"), None if ids is None else _as_list(ids), prompt.get("cache_salt")
+    return prompt.get("prompt"), None if ids is None else _as_list(ids), _checked_salt(prompt)
 
 
-def _as_list(token_ids: Any) -> list[Any]:
-    try:
-        return list(token_ids)
-    except TypeError:
-        raise TypeError(f"a prompt is text or token ids, got {type(token_ids).__name__}") from None
+def _checked_salt(prompt: Mapping[str, Any]) -> str | None:
+    salt = prompt.get("cache_salt")
+    if salt is None:
+        return None
+    if not isinstance(salt, str):
+        raise TypeError(f"a cache_salt is text, got {salt!r}")
+    salt.encode()  # raises UnicodeEncodeError, a ValueError, now and not when the blocks are named
+    return salt
+
+
+def _as_list(prompt: Any) -> list[Any]:
+    """The items in order. What has none, or is bytes and not text, is refused."""
+    if hasattr(prompt, "tolist"):  # a numpy array or a torch tensor
+        prompt = prompt.tolist()
+    if isinstance(prompt, (bytes, bytearray, Set)) or not isinstance(prompt, Iterable):
+        raise TypeError(f"a prompt is text or token ids, got {type(prompt).__name__}")
+    return list(prompt)
 
 
 def _token_id(token: Any, vocab_size: int) -> int:

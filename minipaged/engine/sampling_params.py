@@ -9,15 +9,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import cast
+from typing import TypeVar, cast
 
+T = TypeVar("T")
 MAX_N = 16384  # vLLM's default bound on parallel samples of one request
 MIN_TEMPERATURE = 0.01  # below this a division overflows float32; vLLM raises such values to it as well
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1  # what torch.Generator.manual_seed takes
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} must be an integer, got {value!r}")
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
@@ -25,15 +26,28 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    number = isinstance(value, (int, float)) and math.isfinite(value)
-    if not number or not (low < value if open_low else low <= value) or value > high:  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value) or not (low < value if open_low else low <= value) or value > high:
         bracket = "(" if open_low else "["
         end = f"{high:g}]" if math.isfinite(high) else "inf)"
         raise ValueError(f"{name} must be in {bracket}{low:g}, {end}, got {value!r}")
 
 
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def _several(name: str, value: Iterable[T] | None) -> tuple[T, ...]:
+    """The items, each once. None is none."""
+    if value is not None and not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return tuple(dict.fromkeys(value or ()))
+
+
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    strings = (stop,) if isinstance(stop, str) else _several("stop", stop)
     for text in strings:
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop must hold non-empty strings, got {text!r}")
@@ -102,8 +116,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_flags()
         put = object.__setattr__  # the usual way to tidy fields of a frozen dataclass
-        strings, token_ids = _stop_strings(self.stop), tuple(dict.fromkeys(self.stop_token_ids or ()))
+        strings, token_ids = _stop_strings(self.stop), _several("stop_token_ids", self.stop_token_ids)
         for token_id in token_ids:
             _whole("a stop_token_id", token_id, 0)
         if strings and not self.detokenize:
@@ -139,6 +154,12 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), -1)
+
+    def _check_flags(self) -> None:
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            _flag(name, getattr(self, name))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise ValueError(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -183,5 +204,6 @@ class BeamSearchParams:
         _whole("max_tokens", self.max_tokens, 1)
         _real("temperature", self.temperature, 0, 2)
         _real("length_penalty", self.length_penalty, -math.inf, math.inf)
+        _flag("ignore_eos", self.ignore_eos)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)

@@ -42,10 +42,17 @@ def parse_bytes(amount: int | str, name: str) -> int:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """What "auto" means: the GPU where torch sees one, else the CPU."""
+    """What "auto" means: the GPU where torch sees one, else the CPU. Raises ValueError for a device that is
+    not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device is {device!r}, give 'auto', 'cpu' or 'cuda'") from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {str(found)!r}, torch sees {torch.cuda.device_count()} GPUs here")
+    return found
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
@@ -130,7 +137,7 @@ def resolve_max_model_len(max_model_len: int | None, config: ModelConfig) -> int
     """None is the model's longest context. Raises ValueError for more than that."""
     if max_model_len is None:
         return config.max_position_embeddings
-    if max_model_len > config.max_position_embeddings:
+    if isinstance(max_model_len, int) and max_model_len > config.max_position_embeddings:
         raise ValueError(
             f"max_model_len is {max_model_len}, the model's positions end at {config.max_position_embeddings}"
         )

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +110,13 @@ def test_the_models_context_is_the_limit() -> None:
         ({"attention_backend": "flash"}, "flash"),
         ({"swap_space": "0", "preemption": "swap"}, "swap_space is 0"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"max_model_len": "64"}, "max_model_len is '64', a whole number"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', True or False"),
+        ({"enable_chunked_prefill": None}, "enable_chunked_prefill is None, True or False"),
+        ({"watermark": "1%"}, "watermark is '1%'"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', torch sees [0-9]+ GPUs"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -151,6 +159,35 @@ def test_prompts_come_in_many_forms() -> None:
     for single in forms:
         assert len(llm.generate(single, GREEDY, use_tqdm=False)) == 1
     assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_rows_of_arrays_and_tensors_are_prompts() -> None:
+    llm = make_llm()
+    for rows in (np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]])):
+        outputs = llm.generate(rows, GREEDY, use_tqdm=False)
+        assert [output.prompt_token_ids for output in outputs] == [[1, 2], [3, 4]]
+        (output,) = llm.generate(rows[0], GREEDY, use_tqdm=False)
+        assert output.prompt_token_ids == [1, 2]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", {1, 2}, [b"abc"], ["a", None]])
+def test_what_is_no_prompt_is_refused_and_not_read_as_token_ids(prompts: Any) -> None:
+    llm = make_llm()
+    with pytest.raises(TypeError, match="a prompt is text or token ids, got"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], [None], "greedy", 3])
+def test_settings_that_are_no_sampling_params_are_refused(params: Any) -> None:
+    llm = make_llm()
+    with pytest.raises(TypeError, match="sampling_params is SamplingParams"):
+        llm.generate(["a"], params, use_tqdm=False)
+    with pytest.raises(TypeError, match="sampling_params is SamplingParams"):
+        llm.stream("a", params)
+    with pytest.raises(TypeError, match="beam search takes BeamSearchParams"):
+        llm.beam_search(["a"], params)
+    assert_idle(llm)
 
 
 def test_outputs_come_in_the_order_of_the_prompts() -> None:

@@ -21,7 +21,7 @@ from fake_model import (
 
 from minipaged.engine.engine import Engine
 from minipaged.engine.request import Status
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 
 class Scripted(HashModel):
@@ -111,6 +111,10 @@ def test_prompt_and_output_never_exceed_max_model_len(
         (None, TypeError, "a prompt is text or token ids, got NoneType"),
         ({"prompt_ids": [1]}, ValueError, "unknown keys \\['prompt_ids'\\]"),
         ({}, ValueError, "neither 'prompt' nor 'prompt_token_ids'"),
+        (b"abc", TypeError, "a prompt is text or token ids, got bytes"),
+        ({1, 2}, TypeError, "a prompt is text or token ids, got set"),
+        ({"prompt_token_ids": [1], "cache_salt": 5}, TypeError, "a cache_salt is text, got 5"),
+        ({"prompt_token_ids": [1], "cache_salt": "\ud800"}, ValueError, "surrogates not allowed"),
     ],
 )
 def test_a_bad_prompt_is_refused_when_it_is_added(prompt: Any, error: type[Exception], message: str) -> None:
@@ -121,6 +125,14 @@ def test_a_bad_prompt_is_refused_when_it_is_added(prompt: Any, error: type[Excep
         engine.add_request("bad", prompt, greedy())
     assert list(engine.requests) == ["healthy"]
     assert tokens_of(run(engine)["healthy"]) == alone([1, 2], greedy(4))
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", BeamSearchParams(2, 3)])
+def test_settings_that_are_no_sampling_params_are_refused_when_they_are_given(params: Any) -> None:
+    engine = make_engine()
+    with pytest.raises(TypeError, match="sampling_params is SamplingParams, got"):
+        engine.add_request("bad", [1, 2], params)
+    assert_idle(engine)
 
 
 def test_zero_max_tokens_is_refused() -> None:

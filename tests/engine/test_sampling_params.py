@@ -70,6 +70,26 @@ def test_a_value_outside_its_range_is_refused_by_name_value_and_limit(name, valu
     assert str(value) in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "logprobs"]
+)
+def test_true_is_no_number(name):
+    with pytest.raises(ValueError, match=f"{name} must be an? (integer|number), got True"):
+        SamplingParams(**{name: True})
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "detokenize", "skip_special_tokens"])
+def test_a_flag_is_true_or_false_and_nothing_like_it(name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+        SamplingParams(**{name: "no"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("stop", 5), ("stop_token_ids", 5), ("output_kind", "DELTA")])
+def test_other_kinds_of_values_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a.*, got {value!r}"):
+        SamplingParams(**{name: value})
+
+
 def test_top_p_zero_is_refused_because_it_would_keep_nothing():
     with pytest.raises(ValueError, match=r"top_p must be in \(0, 1\], got 0"):
         SamplingParams(top_p=0)
