@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +50,25 @@ class Snapshot:
         return sum(size for _, size in self.holes if self.waiting is not None and size < self.waiting)
 
 
+def power_of_two(size: int) -> int:
+    """The next power of two: what a buddy allocator gives out for `size` slots."""
+    return 1 << (size - 1).bit_length()
+
+
 def replay_contiguous(
-    lengths: np.ndarray, num_slots: int, max_len: int, rule: ReservationRule, *, compact: bool = False
+    lengths: np.ndarray,
+    num_slots: int,
+    max_len: int,
+    rule: ReservationRule,
+    *,
+    compact: bool = False,
+    granted: Callable[[int], int] = int,
 ) -> Iterator[Snapshot]:
     """Serve `lengths`, int [n, 2] of prompt and generated tokens, first come, first served, by first fit.
 
     Every running request gains one token a step, and its last token is never stored. With `compact` all
     strips are moved together whenever the next request fits the free slots but none of the holes.
+    `granted` says how long a strip the allocator gives out for a reservation: by default, as long as asked.
     Raises ValueError for a request that could never fit.
     """
     arena = ContiguousArena(num_slots)
@@ -66,7 +78,7 @@ def replay_contiguous(
         moved = 0
         while waiting:
             prompt, generated = waiting[0]
-            size = reserve(rule, prompt, generated - 1, max_len)
+            size = granted(reserve(rule, prompt, generated - 1, max_len))
             if size > num_slots:
                 raise ValueError(f"a request reserves {size} slots, the arena has {num_slots}")
             if compact and arena.largest_hole < size <= arena.num_free:
@@ -77,7 +89,7 @@ def replay_contiguous(
                 break
             waiting.popleft()
             strips.append(PlacedStrip(start, size, prompt, prompt + generated - 1))
-        next_size = reserve(rule, waiting[0][0], waiting[0][1] - 1, max_len) if waiting else None
+        next_size = size if waiting else None
         placed = [PlacedStrip(s.start, s.size, s.stored, s.final) for s in strips]
         yield Snapshot(placed, arena.holes, next_size, moved)
         for strip in strips:

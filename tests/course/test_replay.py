@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from minipaged.cache.traffic import contiguous_traffic
-from minipaged.course.figures import arena_map, waste_bars
-from minipaged.course.replay import PlacedStrip, Snapshot, replay_contiguous
+from minipaged.course.figures import arena_map, arena_over_time, waste_bars
+from minipaged.course.replay import PlacedStrip, Snapshot, power_of_two, replay_contiguous
 from minipaged.course.workloads import lognormal_lengths
 
 LENGTHS = lognormal_lengths("alpaca", 120, seed=5)
@@ -69,3 +69,21 @@ def test_bars_show_every_share():
         f"{kind}:{name}": share for name, kinds in shares.items() for kind, share in kinds.items()
     }
     assert marks["never:a"].get_x() == pytest.approx(0.3)
+
+
+def test_strips_are_as_long_as_the_allocator_grants():
+    exact = list(replay_contiguous(LENGTHS, 1500, 700, "oracle"))
+    rounded = list(replay_contiguous(LENGTHS, 1500, 700, "oracle", granted=power_of_two))
+    sizes = {strip.size for step in rounded for strip in step.strips}
+    assert sizes == {power_of_two(strip.size) for step in exact for strip in step.strips}
+    assert all(size & (size - 1) == 0 for size in sizes) and len(sizes) > 3
+    assert len(rounded) > len(exact)
+
+
+def test_an_arena_over_time_has_a_column_for_each_step_and_a_row_for_each_slot():
+    strips = [PlacedStrip(0, 4, 1, 4), PlacedStrip(6, 3, 3, 3)]
+    snapshots = [Snapshot(strips, [(4, 2), (9, 1)], 5, 0), Snapshot(strips[:1], [(4, 6)], None, 0)]
+    figure = arena_over_time(snapshots, 10, rows=10)
+    [image] = figure.axes[0].images
+    assert image.get_array().T.tolist() == [[2, 1, 1, 1, 0, 0, 2, 2, 2, 0], [2, 1, 1, 1, 0, 0, 0, 0, 0, 0]]
+    assert list(image.get_extent()) == [0, 2, 0, 10] and image.origin == "lower"

@@ -15,12 +15,13 @@ from minipaged.course.figures.memory import (
 )
 from minipaged.course.figures.paging import block_size_tradeoff, table_growing
 from minipaged.course.figures.style import png_bytes, save, show
-from minipaged.course.figures.waste import arena_map, waste_bars
+from minipaged.course.figures.waste import arena_map, arena_over_time, waste_bars
 from minipaged.course.figures.work import work_per_step
 
 __all__ = [
     "StepSample",
     "arena_map",
+    "arena_over_time",
     "block_size_tradeoff",
     "blocks_and_table",
     "card_filled",

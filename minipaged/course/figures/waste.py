@@ -1,8 +1,10 @@
 """Where the bytes of a KV budget are: one bar for each policy, and a map of contiguous memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -13,7 +15,7 @@ KINDS = {  # kind of WasteReport -> words and colour
     "used": ("holds tokens", BLUE),
     "to_come": ("for tokens to come", "#a9a9a9"),
     "never": ("never used", PALE),
-    "internal": ("end of last block", "#8fb0dd"),
+    "internal": ("end of last block", "#8c8c8c"),
     "external": ("holes", "#ededed"),
     "free": ("free", "white"),
 }
@@ -78,6 +80,38 @@ def arena_map(snapshot: Snapshot, num_slots: int) -> Figure:
     axes.set_xlim(-0.002 * num_slots, 1.002 * num_slots)
     axes.set_ylim(-1.3, 1.45)
     axes.axis("off")
+    return figure
+
+
+@house_style
+def arena_over_time(snapshots: Sequence[Snapshot], num_slots: int, *, rows: int = 700) -> Figure:
+    """Contiguous memory step by step, a column for each step: tokens blue, reserved grey, holes white.
+
+    `rows` is the height of the picture in cells, each of `num_slots / rows` slots.
+    """
+    cells = np.zeros((rows, len(snapshots)), dtype=np.uint8)
+    for step, snapshot in enumerate(snapshots):
+        for strip in snapshot.strips:
+            ends = (strip.start, strip.start + strip.stored, strip.start + strip.size)
+            start, stored, stop = (round(slot * rows / num_slots) for slot in ends)
+            cells[start:stop, step] = 1
+            cells[start:stored, step] = 2
+    figure = Figure(figsize=(8.2, 4.0), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(
+        cells,
+        cmap=ListedColormap(["white", PALE, BLUE]),
+        vmin=0,
+        vmax=2,
+        origin="lower",
+        extent=(0, len(snapshots), 0, num_slots),
+        aspect="auto",
+        interpolation="nearest",
+        gid="arena",
+    )
+    axes.set_xlabel("step")
+    axes.set_ylabel("slot")
+    label(axes, 0, num_slots, "blue: tokens   grey: reserved   white: holes", offset=(0, 6), color=GREY)
     return figure
 
 
