@@ -13,10 +13,8 @@ import torch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
 pytest.importorskip("triton")
-from benchmarks.gpu import check, correctness, peers, predict, results, shapes, timing
-from benchmarks.gpu.data import make_inputs
+from benchmarks.gpu import check, correctness, results, timing
 from benchmarks.gpu.part import Part
-from benchmarks.gpu.problems import relative_error
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.course import gpu_results
 
@@ -177,51 +175,3 @@ def test_a_part_that_hangs_or_dies_leaves_what_it_had_found(
     check.merge(found, path)
     assert part["status"] == status
     assert found == {"figures": [{"name": "first"}]}
-
-
-def test_predictions_follow_from_bytes_and_operations() -> None:
-    shape = shapes.main_decode_shape()
-    assert shape.kv_bytes == 32 * 4096 * 4096  # 4096 bytes a token
-    floor = predict.predict(shape, bandwidth=4e12, flops=1e15)
-    assert floor.bound == "memory" and floor.seconds == shape.bytes_moved / 4e12
-    prompt = shapes.AttentionShape("", (3,), query_len=3, num_kv_heads=1, group=1, head_size=1)
-    assert prompt.operations == 4 * (1 + 2 + 3)
-    chunk = shapes.AttentionShape("", (5,), query_len=2, num_kv_heads=1, group=1, head_size=1)
-    assert chunk.operations == 4 * (4 + 5)
-    ragged = next(s for s in shapes.decode_shapes() if "ragged" in s.name)
-    assert sum(ragged.context_lens) == 32 * 2048 and len(ragged.context_lens) == 32
-    assert "decode b1 c32768" in predict.table(4e12, 1e15)
-
-
-def test_quartiles_surround_the_median() -> None:
-    found = timing.summarise([4.0, 1.0, 2.0, 3.0, 100.0], "events")
-    assert found.low <= found.median == 3.0 <= found.high and found.samples == 5
-    assert timing.summarise([2.0], "events").median == 2.0
-
-
-def small_inputs() -> Any:
-    shape = shapes.AttentionShape("", (256, 256), num_kv_heads=2, group=2, head_size=16)
-    return make_inputs(shape, torch.device("cpu"), torch.float32)
-
-
-def attend(inputs: Any, index: int) -> torch.Tensor:
-    return TorchBackend().paged_attention(inputs.query, inputs.layer(index), inputs.batch, scale=inputs.scale)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", ["SDPA dense", "FlexAttention paged"])
-def test_peers_see_the_same_keys_and_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    inputs = small_inputs()
-    call = peers.PEERS[name](inputs)
-    for index in range(inputs.num_sets):
-        assert relative_error(call(index), attend(inputs, index).double()) < 1e-5
-
-
-def test_repaging_keeps_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = small_inputs()
-    sets, table = peers.repaged(inputs, 64)
-    for index, dense in enumerate(peers.dense_sets(inputs)):
-        for paged, rows in zip(sets[index], dense, strict=True):
-            assert torch.equal(paged[table.long()].flatten(1, 2), rows)
-    assert table.flatten().tolist() != sorted(table.flatten().tolist())

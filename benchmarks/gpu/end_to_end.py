@@ -46,7 +46,8 @@ def generate(
     counts = [blocks_for(len(prompt) + num_new_tokens, BLOCK_SIZE) for prompt in prompts]
     tables = [part.tolist() for part in torch.arange(sum(counts)).flip(0).split(counts)]
     storage = KVStorage(KVSpec.from_model(config, model.dtype), sum(counts), BLOCK_SIZE, device=device)
-    step, answers = [list(prompt) for prompt in prompts], [[] for _ in prompts]
+    step = [list(prompt) for prompt in prompts]
+    answers: list[list[int]] = [[] for _ in prompts]
     lengths = [0] * len(prompts)
     for _ in range(num_new_tokens):
         lengths = [length + len(new) for length, new in zip(lengths, step, strict=True)]

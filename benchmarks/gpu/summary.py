@@ -36,9 +36,9 @@ def checks(found: Found) -> list[str]:
 
 def rates(found: Found) -> list[str]:
     """What the card itself reaches."""
-    first = {
-        rate["name"]: rate.get("per_second", rate.get("seconds")) for rate in found.get("rates", [])[::-1]
-    }
+    first: dict[str, float] = {}
+    for rate in found.get("rates", []):
+        first.setdefault(rate["name"], rate["per_second"] if "per_second" in rate else rate["seconds"])
     lines = []
     if "copy" in first:
         lines.append(f"device copy {first['copy'] / 1e12:.2f} TB/s, read and written bytes counted")
