@@ -1,11 +1,12 @@
 """Dispatcher: runs the engine until the outputs that a caller waits for are there.
 
-Streams and a `generate` call may be under way at once: whoever steps the engine moves all of them on, and
-each finds its own outputs in its inbox.
+Streams and `generate` calls may be under way at once, also in several threads: whoever steps the engine moves
+all of them on, and each finds its own outputs in its inbox.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ class Dispatcher:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._inboxes: dict[str, deque[RequestOutput]] = {}
+        self._lock = threading.RLock()  # around everything that changes the engine
+        self._in_step = False
+        self._left: list[str] = []  # requests to abort once the step that is under way is over
 
     def run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Queue the requests, wait for all, and return their outputs in the order given.
@@ -32,10 +36,12 @@ class Dispatcher:
             self._add(requests, inbox)
             with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
                 while len(done) < len(requests):
-                    if not self.engine.has_unfinished_requests():
-                        lost = [r.request_id for r in requests if r.request_id not in done]
-                        raise RuntimeError(f"requests {lost} were aborted while their caller waited")
-                    self._step()
+                    with self._lock:
+                        if not inbox and not self.engine.has_unfinished_requests():
+                            lost = [r.request_id for r in requests if r.request_id not in done]
+                            raise RuntimeError(f"requests {lost} were aborted while their caller waited")
+                        if not inbox:  # another thread's step may have filled it
+                            self._step()
                     bar.update(len(inbox))
                     while inbox:
                         output = inbox.popleft()
@@ -52,9 +58,12 @@ class Dispatcher:
             finished = False
             while not finished:
                 while not inbox:
-                    if request.request_id not in self.engine.requests:
-                        return  # somebody else aborted it: nothing more will come
-                    self._step()
+                    with self._lock:
+                        if inbox:  # another thread's step filled it
+                            break
+                        if request.request_id not in self.engine.requests:
+                            return  # somebody else aborted it: nothing more will come
+                        self._step()
                 output = inbox.popleft()
                 finished = output.finished
                 yield output
@@ -62,16 +71,34 @@ class Dispatcher:
             self._remove([request])
 
     def _add(self, requests: list[Request], inbox: deque[RequestOutput]) -> None:
-        self.engine.add(requests)
-        self._inboxes.update((request.request_id, inbox) for request in requests)
+        with self._lock:
+            self.engine.add(requests)
+            self._inboxes.update((request.request_id, inbox) for request in requests)
 
     def _remove(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._inboxes.pop(request.request_id, None)
-            self.engine.abort_request(request.request_id)
+        """Abort what is unfinished. In the middle of a step, where the garbage collector may close a stream
+        that was left behind, that waits for its end."""
+        with self._lock:
+            self._left += [request.request_id for request in requests]
+            if not self._in_step:
+                self._abort_left()
+
+    def _abort_left(self) -> None:
+        while self._left:
+            request_id = self._left.pop()
+            self._inboxes.pop(request_id, None)
+            self.engine.abort_request(request_id)
 
     def _step(self) -> None:
-        for output in self.engine.step():
+        if self._in_step:
+            raise RuntimeError("a step is under way: what it calls cannot wait for outputs")
+        self._in_step = True
+        try:
+            outputs = self.engine.step()
+        finally:
+            self._in_step = False
+            self._abort_left()
+        for output in outputs:
             inbox = self._inboxes.get(output.request_id)
             if inbox is not None:
                 inbox.append(output)

@@ -1,5 +1,6 @@
 """The front end: settings, prompts in any form, order of results, streams that are left behind."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -328,6 +329,55 @@ def test_a_stream_that_is_never_read_takes_nothing() -> None:
     assert_idle(llm)
     with pytest.raises(ValueError, match="max_model_len is 64"):
         llm.stream([1] * 64, GREEDY)  # refused when it is called, not when it is read
+
+
+@pytest.mark.parametrize("moment", ["while planning", "after the model ran"])
+def test_a_stream_that_is_closed_in_the_middle_of_a_step_ends_with_the_step(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C35: the garbage collector may close a stream that was left behind at any moment."""
+    llm = make_llm(enable_prefix_caching=False)
+    expected = llm.generate("ab", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    stream = llm.stream("xyz", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    if moment == "after the model ran":
+        llm.engine.on_step = lambda plan: stream.close()  # type: ignore[attr-defined]
+    else:
+        admit = llm.engine.scheduler._admit
+
+        def close_and_admit(*arguments: Any) -> None:
+            stream.close()  # type: ignore[attr-defined]
+            admit(*arguments)
+
+        monkeypatch.setattr(llm.engine.scheduler, "_admit", close_and_admit)
+    (output,) = llm.generate("ab", GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected
+    assert_idle(llm)
+
+
+def test_nobody_waits_for_outputs_inside_a_step() -> None:
+    llm = make_llm()
+    llm.engine.on_step = lambda plan: llm.generate("ab", GREEDY, use_tqdm=False) and None
+    with pytest.raises(RuntimeError, match="a step is under way"):
+        llm.generate("cd", GREEDY, use_tqdm=False)
+    llm.engine.on_step = None
+    assert_idle(llm)
+
+
+def test_threads_share_the_engine() -> None:
+    """Each of several threads gets the outputs of its own call, and all of them."""
+    llm = make_llm()
+    texts = ["ab", "cd", "ef", "gh"]
+    expected = [o.outputs[0].token_ids for o in llm.generate(texts, GREEDY, use_tqdm=False)]
+
+    def serve(number: int) -> list[Any]:
+        if number % 2:
+            return [list(llm.stream(text, GREEDY))[-1].outputs[0].token_ids for text in texts]
+        return [o.outputs[0].token_ids for o in llm.generate(texts, GREEDY, use_tqdm=False)]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(serve, range(8))) == [expected] * 8
+    assert_idle(llm)
 
 
 def test_streams_and_generate_share_the_engine() -> None:
