@@ -13,6 +13,9 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "LLM": "minipaged.engine.llm",
     "SamplingParams": "minipaged.engine.sampling_params",
+    "BeamSearchParams": "minipaged.engine.sampling_params",
+    "RequestOutputKind": "minipaged.engine.sampling_params",
+    "Chat": "minipaged.engine.chat",
     "RequestOutput": "minipaged.engine.outputs",
     "CompletionOutput": "minipaged.engine.outputs",
     "ModelConfig": "minipaged.config",
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from minipaged.config import CacheConfig as CacheConfig
     from minipaged.config import EngineConfig as EngineConfig
     from minipaged.config import ModelConfig as ModelConfig
+    from minipaged.engine.chat import Chat as Chat
     from minipaged.engine.llm import LLM as LLM
     from minipaged.engine.outputs import CompletionOutput as CompletionOutput
     from minipaged.engine.outputs import RequestOutput as RequestOutput
+    from minipaged.engine.sampling_params import BeamSearchParams as BeamSearchParams
+    from minipaged.engine.sampling_params import RequestOutputKind as RequestOutputKind
     from minipaged.engine.sampling_params import SamplingParams as SamplingParams
     from minipaged.memory import KVSpec as KVSpec
     from minipaged.model.loading import load_model as load_model

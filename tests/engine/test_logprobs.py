@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipaged.engine.logprobs import gather_logprobs, most_likely
+from minipaged.engine.sampler import SamplingState, sample
+from minipaged.engine.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0, 3.0, 0.0]])
 
@@ -48,3 +50,26 @@ def test_most_likely_orders_equal_values_by_place(rows, k):
         expected = sorted(range(6), key=lambda place: (-row[place], place))[:k]
         assert found_places == expected
         assert found_values == [row[place] for place in expected]
+
+
+def test_logprobs_describe_the_models_own_distribution():
+    logits = torch.randn(2, 40) * 2
+    greedy = SamplingParams(temperature=0)
+    busy = SamplingParams(temperature=0.3, top_k=2, logprobs=3, repetition_penalty=1.7, seed=1)
+    result = sample(
+        logits, [SamplingState.make("a", busy, prompt_token_ids=[4, 5]), SamplingState.make("b", greedy)]
+    )
+    assert result.logprobs is not None and result.logprobs[1] is None
+    entry, expected = result.logprobs[0], logits[0].log_softmax(dim=-1)
+    assert next(iter(entry)) == result.token_ids[0]
+    best = expected.argsort(descending=True).tolist()
+    assert set(entry) == {result.token_ids[0], *best[:3]}
+    for token, found in entry.items():
+        assert found.logprob == pytest.approx(expected[token].item(), abs=1e-6)
+        assert found.rank == best.index(token) + 1
+
+
+def test_no_logprobs_unless_a_row_asks():
+    assert sample(torch.randn(1, 9), [SamplingState.make("r", SamplingParams())]).logprobs is None
+    zero = sample(torch.randn(1, 9), [SamplingState.make("r", SamplingParams(logprobs=0))])
+    assert list(zero.logprobs[0]) == zero.token_ids
