@@ -7,6 +7,8 @@ under private names, so everything here falls back to the plain product where th
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor, nn
 
@@ -38,11 +40,20 @@ def pack_weights(model: LlamaModel) -> bool:
     """
     if model.device.type != "cpu" or not packed_products_run(model.dtype):
         return False
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, Linear):
-                setattr(module, name, PackedLinear(child.weight.detach()))
+    parents = [module for module in model.modules() if not isinstance(module, Linear)]  # hold no weight alive
+    for module in parents:
+        for name in [name for name, child in module.named_children() if isinstance(child, Linear)]:
+            setattr(module, name, PackedLinear(getattr(module, name).weight.detach()))
+            give_freed_memory_back()  # each time, so that two copies of the model never exist
     return True
+
+
+def give_freed_memory_back() -> None:
+    """Ask glibc to return freed memory to the system, which it otherwise keeps; elsewhere do nothing."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return
 
 
 def packed_products_run(dtype: torch.dtype) -> bool:
