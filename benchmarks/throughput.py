@@ -10,6 +10,7 @@ which other processes used more than 10 % of the processor is thrown away and ta
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -80,6 +81,32 @@ def busy_seconds() -> float:
     return sum(times) - times.idle - getattr(times, "iowait", 0.0)
 
 
+def run_watched(command: list[str], env: dict[str, str]) -> tuple[int, str, str, int]:
+    """Run to the end: exit status, stdout, stderr, and the peak memory of its process tree in bytes.
+
+    Memory that processes share counts once (proportional set size), looked at four times a second.
+    """
+    peak = 0
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        while True:
+            try:
+                out, err = child.communicate(timeout=0.25)
+                return child.returncode, out, err, peak
+            except subprocess.TimeoutExpired:
+                peak = max(peak, tree_memory(psutil.Process(child.pid)))
+
+
+def tree_memory(root: psutil.Process) -> int:
+    """Bytes of a process and its children."""
+    total = 0
+    with contextlib.suppress(psutil.Error):  # one of them may have just ended
+        for process in [root, *root.children(recursive=True)]:
+            total += process.memory_full_info().pss
+    return total
+
+
 def sample(engine: Engine, mix: str, model: Path, threads: int, preloads: list[str]) -> dict:
     """One run of one engine. Raises RuntimeError with the end of its output when it fails."""
     command = [
@@ -89,16 +116,16 @@ def sample(engine: Engine, mix: str, model: Path, threads: int, preloads: list[s
     ]  # fmt: skip
     for _ in range(TRIES):
         wall, busy, before = time.perf_counter(), busy_seconds(), os.times()
-        done = subprocess.run(command, env=environment(threads, preloads), capture_output=True, text=True)
+        status, out, err, peak = run_watched(command, environment(threads, preloads))
         after = os.times()
         own = sum(after[:4]) - sum(before[:4])
         wall = time.perf_counter() - wall
         foreign = max(0.0, busy_seconds() - busy - own) / (wall * (psutil.cpu_count() or 1))
-        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if done.returncode or not lines:
-            raise RuntimeError((done.stderr or done.stdout).strip()[-2000:])
+        lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
+        if status or not lines:
+            raise RuntimeError((err or out).strip()[-2000:])
         if foreign <= FOREIGN_SHARE:
-            return json.loads(lines[-1].removeprefix("RESULT "))
+            return json.loads(lines[-1].removeprefix("RESULT ")) | {"peak_mib": peak // 2**20}
         print(
             f"  {engine.name}: others used {foreign:.0%} of the processor, sample thrown away",
             file=sys.stderr,

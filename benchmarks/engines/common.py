@@ -5,7 +5,6 @@ Imports nothing but the standard library: each engine runs under its own interpr
 
 import argparse
 import json
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,14 +38,9 @@ def report(
         sys.exit(
             f"request {requests[first]['id']} got {lengths[first]} tokens, {wanted[first]} were asked for"
         )
-    peak = (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    )
     result = {
         "seconds": seconds,
         "output_tokens": sum(wanted),
         "ttft_mean": sum(ttft) / len(ttft) if ttft else None,
-        "peak_mib": peak // 1024,  # ru_maxrss is in KiB on Linux
     }
     print("RESULT " + json.dumps(result), flush=True)
