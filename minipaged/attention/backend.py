@@ -25,6 +25,7 @@ class AttentionBackend(Protocol):
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         """Store `key` and `value` [num_tokens, num_kv_heads, head_size] in the slots `slot_mapping` names.
 
+        A negative slot is padding: its row is not stored. ValueError for rows of another shape.
         They are converted to the cache's dtype; a quantised cache gets one scale per token and head.
         """
 
@@ -46,6 +47,16 @@ def queries_per_kv(num_query_heads: int, num_kv_heads: int) -> int:
     if num_kv_heads < 1 or num_query_heads % num_kv_heads:
         raise ValueError(f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly")
     return num_query_heads // num_kv_heads
+
+
+def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
+    """Raise ValueError, with both numbers, unless query, cache and batch fit together."""
+    _, block_size, num_kv_heads, head_size = layer.key.shape
+    if query.shape[2] != head_size:
+        raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
+    if batch.block_size != block_size:
+        raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
+    queries_per_kv(query.shape[1], num_kv_heads)
 
 
 def get_backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:

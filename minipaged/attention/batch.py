@@ -19,6 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LAYOUT = (
+    ("query_start", torch.int32),
+    ("context_lens", torch.int32),
+    ("block_tables", torch.int32),
+    ("slot_mapping", torch.int64),
+    ("positions", torch.int64),
+)
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionBatch:
@@ -41,6 +49,16 @@ class AttentionBatch:
     block_size: int
     max_query_len: int
     max_context_len: int
+
+    def __post_init__(self) -> None:
+        """Kernels read these tensors through bare addresses: another layout would be garbage to them."""
+        for name, dtype in LAYOUT:
+            tensor = getattr(self, name)
+            if tensor.dtype is not dtype or not (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1):
+                raise ValueError(
+                    f"{name} is {tensor.dtype} with strides {tensor.stride()}, "
+                    f"it must be {dtype} with dense rows"
+                )
 
     @property
     def num_seqs(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minipaged.attention.backend import queries_per_kv
+from minipaged.attention.backend import queries_per_kv, require_matching
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.quantize import is_quantized, quantize_rows
 
@@ -51,6 +51,8 @@ class ReferenceBackend:
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         block_size = layer.key.shape[1]
         for token, slot in enumerate(slot_mapping.tolist()):
+            if slot < 0:  # padding
+                continue
             block, offset = slot // block_size, slot % block_size
             for cache, scales, row in (
                 (layer.key, layer.key_scale, key[token]),
@@ -63,6 +65,7 @@ class ReferenceBackend:
     def paged_attention(
         self, query: Tensor, layer: "LayerKV", batch: AttentionBatch, *, scale: float
     ) -> Tensor:
+        require_matching(query, layer, batch)
         output = torch.zeros(query.shape, dtype=torch.float64)
         group = queries_per_kv(query.shape[1], layer.key.shape[2])
         query_start, context_lens = batch.query_start.tolist(), batch.context_lens.tolist()

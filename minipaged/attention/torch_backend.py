@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minipaged.attention import cpu_kernel
-from minipaged.attention.backend import queries_per_kv
+from minipaged.attention.backend import require_matching
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 
@@ -135,7 +135,7 @@ class TorchBackend:
     def paged_attention(
         self, query: Tensor, layer: "LayerKV", batch: AttentionBatch, *, scale: float
     ) -> Tensor:
-        queries_per_kv(query.shape[1], layer.key.shape[2])
+        require_matching(query, layer, batch)
         if self._batch is not batch:  # every layer of a step brings the same batch
             self._batch, self._prefill = batch, plan_prefill(batch)
             self._decodes, self._gathers = decoding_sequences(batch), []

@@ -34,7 +34,7 @@ class LayerKV:
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> None:
-        """Store one row per token.
+        """Store one row per token. A negative slot is padding: its row is not stored.
 
         slots: [num_tokens] int64. key, value: [num_tokens, num_kv_heads, head_size] in the KV dtype.
         key_scale, value_scale: [num_tokens, num_kv_heads] float32, where the dtype has scales.
@@ -43,9 +43,16 @@ class LayerKV:
         rows = (key, value, key_scale, value_scale)
         if [t if t is None else t.dtype for t in stored] != [t if t is None else t.dtype for t in rows]:
             raise ValueError(f"rows must be {self.key.dtype}, with float32 scales for int8 and fp8 only")
+        if key.shape != value.shape or key.shape != (len(slots), *self.key.shape[2:]):
+            expected = [len(slots), *self.key.shape[2:]]
+            raise ValueError(f"rows are {list(key.shape)} and {list(value.shape)}, must be {expected}")
+        kept = slots >= 0 if len(slots) and int(slots.min()) < 0 else None
         for old, new in zip(stored, rows, strict=True):
-            if old is not None and new is not None:
-                _raw(old).flatten(0, 1)[slots] = _raw(new)  # [num_slots, num_kv_heads, ...]
+            if old is None or new is None:
+                continue
+            if kept is not None:
+                new = new[kept]
+            _raw(old).flatten(0, 1)[slots if kept is None else slots[kept]] = _raw(new)
 
 
 class KVStorage:

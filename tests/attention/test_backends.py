@@ -133,16 +133,23 @@ def test_the_triton_backend_at_its_own_tile_sizes(context_lens, query_lens, dtyp
     assert relative_error(output, dense_attention(problem)) <= (1e-5 if dtype == torch.float32 else 2e-3)
 
 
-def test_mixed_up_shapes_are_refused():
+@pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
+def test_mixed_up_shapes_are_refused(backend):
     problem = make_problem([5])
-    triton = get_backend("triton")
     for wrong, message in (
         (replace(problem, query=torch.randn(1, 4, 32)), "head size is 32, the cache's 16"),
+        (replace(problem, query=torch.randn(1, 4, 8)), "head size is 8, the cache's 16"),
         (replace(problem, batch=replace(problem.batch, block_size=8)), "block size is 8, the cache's 4"),
-        (replace(problem, query=torch.randn(1, 16, 4).transpose(1, 2)), "query has stride 4, must be 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            triton.paged_attention(wrong.query, wrong.layer, wrong.batch, scale=1.0)
+            get_backend(backend).paged_attention(wrong.query, wrong.layer, wrong.batch, scale=1.0)
+
+
+def test_a_query_that_is_not_dense_is_refused_by_the_kernels():
+    problem = make_problem([5])
+    query = torch.randn(1, 16, 4).transpose(1, 2)
+    with pytest.raises(ValueError, match="query has stride 4, must be 1"):
+        get_backend("triton").paged_attention(query, problem.layer, problem.batch, scale=1.0)
 
 
 def test_a_model_computes_the_same_with_torch_and_with_triton():

@@ -1,5 +1,7 @@
 """AttentionBatch.build: from lists of blocks and lengths to what a kernel reads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,3 +62,16 @@ def test_slots_of_high_blocks_do_not_wrap():
 def test_impossible_batches_are_refused(blocks, queries, keys, message):
     with pytest.raises(ValueError, match=message):
         AttentionBatch.build(blocks, queries, keys, 4)
+
+
+@pytest.mark.parametrize("name", ["query_start", "context_lens", "block_tables", "slot_mapping", "positions"])
+def test_another_dtype_or_layout_is_refused_and_not_read_as_garbage(name):
+    batch = AttentionBatch.build([[0, 1], [2, 3]], [1, 1], [5, 5], 4)
+    tensor = getattr(batch, name)
+    other = torch.int32 if tensor.dtype == torch.int64 else torch.int64
+    with pytest.raises(ValueError, match=f"{name} is {other} with strides .*, it must be {tensor.dtype}"):
+        replace(batch, **{name: tensor.to(other)})
+    spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
+    with pytest.raises(ValueError, match=f"{name} is .* with dense rows"):
+        replace(batch, **{name: spread})
+    assert replace(batch, **{name: tensor.clone()}).num_seqs == 2

@@ -42,6 +42,31 @@ def test_only_the_named_slots_of_the_layer_are_written(backend, dtype):
         assert torch.equal(storage.value[1].flatten(0, 1)[slots], value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_negative_slot_is_padding_and_not_the_last_slot(backend, dtype):
+    padded, plain = filled(dtype), filled(dtype)
+    for a, b in zip(padded.tensors, plain.tensors, strict=True):
+        b.view(torch.uint8).copy_(a.view(torch.uint8))
+    key, value = torch.randn(2, 5, 3, 48)
+    slots = torch.tensor([-1, 21, -1, 2, -17])
+    get_backend(backend).write_kv(padded.layer(1), key, value, slots)
+    get_backend(backend).write_kv(plain.layer(1), key[[1, 3]], value[[1, 3]], torch.tensor([21, 2]))
+    assert all(torch.equal(a, b) for a, b in zip(bytes_of(padded), bytes_of(plain), strict=True))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 48), (1, 3, 1), (1, 3, 64), (2, 3, 48), (0, 3, 48)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_rows_of_another_shape_are_refused_and_not_broadcast(backend, shape):
+    storage = filled(torch.float32)
+    before = bytes_of(storage)
+    right, wrong = torch.zeros(1, 3, 48), torch.zeros(shape)
+    for key, value in ((wrong, wrong), (right, wrong), (wrong, right)):
+        with pytest.raises(ValueError, match=r"must be \[1, 3, 48\]"):
+            get_backend(backend).write_kv(storage.layer(0), key, value, torch.tensor([3]))
+    assert all(torch.equal(a, b) for a, b in zip(before, bytes_of(storage), strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_kernel_and_torch_write_the_same_from_any_layout(dtype):
     ours, theirs = filled(dtype), filled(dtype)

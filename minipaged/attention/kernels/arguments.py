@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minipaged.attention.backend import queries_per_kv
+from minipaged.attention.backend import queries_per_kv, require_matching
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.targets import Target
 
@@ -87,11 +87,7 @@ def attention_arguments(
 
     Raises ValueError for heads that do not divide evenly and for layouts the kernels do not read.
     """
-    _, block_size, num_kv_heads, head_size = layer.key.shape
-    if query.shape[2] != head_size:
-        raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
-    if batch.block_size != block_size:
-        raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
+    require_matching(query, layer, batch)
     _require_dense_heads("query", query)
     return cache_arguments(layer) | {
         "query_ptr": query,
@@ -102,8 +98,8 @@ def attention_arguments(
         "stride_query_token": query.stride(0),
         "stride_query_head": query.stride(1),
         "stride_table": batch.block_tables.stride(0),
-        "HEAD_PADDED": padded(head_size),
-        "GROUP": queries_per_kv(query.shape[1], num_kv_heads),
+        "HEAD_PADDED": padded(query.shape[2]),
+        "GROUP": queries_per_kv(query.shape[1], layer.key.shape[2]),
     }
 
 

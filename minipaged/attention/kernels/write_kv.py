@@ -6,6 +6,7 @@ usually slices of one projection.
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -61,6 +62,8 @@ def write_kv_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)  # int64, and so is all that is computed from it
+    if slot < 0:  # padding
+        return
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     head, dims = tl.arange(0, HEADS_PADDED), tl.arange(0, HEAD_PADDED)
     in_heads = head < NUM_HEADS
@@ -79,8 +82,16 @@ def write_kv_kernel(
 
 
 def write_kv_launch(layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> Launch:
-    """Store `key` and `value` [num_tokens, num_kv_heads, head_size] in the slots of `slot_mapping`."""
+    """Store `key` and `value` [num_tokens, num_kv_heads, head_size] in the slots of `slot_mapping`.
+
+    Raises ValueError for rows that are not those of the cache, and for a mapping that is not dense int64.
+    """
     num_tokens, num_kv_heads, head_size = key.shape
+    expected = (len(slot_mapping), *layer.key.shape[2:])
+    if key.shape != expected or value.shape != expected:
+        raise ValueError(f"rows are {list(key.shape)} and {list(value.shape)}, must be {list(expected)}")
+    if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
+        raise ValueError(f"slot_mapping is {slot_mapping.dtype}, must be contiguous int64")
     return Launch(
         write_kv_kernel,
         grid=(num_tokens,),
