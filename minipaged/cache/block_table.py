@@ -160,10 +160,13 @@ def append_all(tables: Sequence[BlockTable], counts: Sequence[int]) -> list[Bloc
     """Append `counts[i]` tokens to `tables[i]`, all of one pool: every one, or None and nothing changed.
 
     Do the returned copies before this step writes any K/V: the last of several sharers goes on writing into
-    the block that the others are copied from. Raises ValueError when a table is given twice.
+    the block that the others are copied from. Raises ValueError when a table is given twice
+    or the pools differ.
     """
     if len(set(map(id, tables))) != len(tables):
         raise ValueError("a table is given twice")
+    if any(table.pool is not tables[0].pool for table in tables):
+        raise ValueError("the tables are of several pools")
     if tables and blocks_to_append_all(tables, counts) > tables[0].pool.num_free:
         return None
     return [copy for table, n in zip(tables, counts, strict=True) for copy in table.append(n) or ()]

@@ -157,13 +157,16 @@ class Engine:
             if self.on_step is not None:
                 self.on_step(plan)
             finished = self._commit(plan, output)
-        outputs = [make_output(request) for request in self._streaming(plan.sampled)]
+        outputs = [self._output(request) for request in self._streaming(plan.sampled)]
         for request in finished:
             self._forget(request)
             request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
-            outputs.append(make_output(request))
+            outputs.append(self._output(request))
         self.scheduler.stats.num_finished += len(finished)
         return outputs
+
+    def _output(self, request: Request) -> RequestOutput:
+        return make_output(request, self.inputs.tokenizer)
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)

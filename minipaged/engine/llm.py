@@ -103,7 +103,7 @@ class LLM:
             kv_memory = default_kv_memory(self.device, gpu_memory_utilization, spec, config)
         cache_config = CacheConfig(
             block_size=block_size,
-            num_blocks=resolve_num_blocks(num_blocks, kv_memory, spec, block_size),
+            num_blocks=resolve_num_blocks(num_blocks, kv_memory, spec, block_size, self.device),
             dtype=spec.dtype,
             enable_prefix_caching=enable_prefix_caching,
             num_host_blocks=0 if preemption == "recompute" else host_blocks(swap_space, spec, block_size),

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
+from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
+from minipaged.engine.prompts import EngineTokenizer
 from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.sampling_params import RequestOutputKind
 
 
-def make_output(request: Request) -> RequestOutput:
-    """The request as it stands now; of a DELTA stream what is new since the last call."""
+def make_output(request: Request, tokenizer: EngineTokenizer | None = None) -> RequestOutput:
+    """The request as it stands now; of a DELTA stream what is new since the last call.
+
+    `tokenizer` gives the tokens beside log-probabilities their text.
+    """
+    if tokenizer is not None and request.params.detokenize:
+        for entries in (request.prompt_logprobs, *(sequence.logprobs for sequence in request.sequences)):
+            _name_tokens(entries or (), tokenizer)
     is_delta = request.streams and request.params.output_kind is RequestOutputKind.DELTA
     completion = _new_part if is_delta else _whole
     return RequestOutput(
@@ -21,6 +31,15 @@ def make_output(request: Request) -> RequestOutput:
         metrics=request.metrics,
         num_cached_tokens=request.num_cached_tokens or 0,
     )
+
+
+def _name_tokens(entries: SequenceOf[dict[int, Logprob] | None], tokenizer: EngineTokenizer) -> None:
+    """Give the entries that are new since the last call, at the end of the list, the text of their tokens."""
+    for entry in reversed(entries):
+        for token_id, logprob in (entry or {}).items():
+            if logprob.decoded_token is not None:
+                return
+            logprob.decoded_token = tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def _whole(sequence: Sequence) -> CompletionOutput:

@@ -116,21 +116,39 @@ def blocks_in(memory: int | str, spec: KVSpec, block_size: int, name: str) -> in
 
 
 def resolve_num_blocks(
-    num_blocks: int | None, kv_memory: int | str | None, spec: KVSpec, block_size: int
+    num_blocks: int | None, kv_memory: int | str | None, spec: KVSpec, block_size: int, device: torch.device
 ) -> int:
-    """The number of blocks that exactly one of `num_blocks` and `kv_memory` says."""
+    """The number of blocks that exactly one of `num_blocks` and `kv_memory` says.
+
+    Raises ValueError for a cache that `device` has no memory for.
+    """
     if num_blocks is not None and kv_memory is not None:
         raise ValueError(f"give kv_memory ({kv_memory!r}) or num_blocks ({num_blocks}), not both")
     if kv_memory is not None:
-        return blocks_in(kv_memory, spec, block_size, "kv_memory")
+        num_blocks = blocks_in(kv_memory, spec, block_size, "kv_memory")
     assert num_blocks is not None
+    _require_room(num_blocks, spec, block_size, device)
     return num_blocks
+
+
+def _require_room(num_blocks: object, spec: KVSpec, block_size: object, device: torch.device) -> None:
+    """Raise ValueError, before the system ends the process, when the cache is larger than free memory."""
+    if not isinstance(num_blocks, int) or not isinstance(block_size, int) or block_size < 1:
+        return  # the cache's own config refuses these
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    needed = num_blocks * spec.bytes_per_block(block_size)
+    if needed > free:
+        raise ValueError(
+            f"{num_blocks} blocks of {block_size} tokens take {needed >> 20} MiB, {free >> 20} MiB are free"
+        )
 
 
 def host_blocks(swap_space: float | str, spec: KVSpec, block_size: int) -> int:
     """Blocks in `swap_space`: a number of GiB, as in vLLM, or text."""
     text = swap_space if isinstance(swap_space, str) else f"{swap_space} GiB"
-    return blocks_in(text, spec, block_size, "swap_space")
+    num_blocks = blocks_in(text, spec, block_size, "swap_space")
+    _require_room(num_blocks, spec, block_size, torch.device("cpu"))
+    return num_blocks
 
 
 def resolve_max_model_len(max_model_len: int | None, config: ModelConfig) -> int:

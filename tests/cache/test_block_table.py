@@ -206,6 +206,14 @@ def test_a_table_given_twice_in_one_step_is_refused():
     assert state(pool, table) == before
 
 
+def test_tables_of_several_pools_are_refused_before_the_first_one_grows():
+    roomy, full = BlockPool(4), BlockPool(1)
+    tables = [BlockTable(roomy, 4), BlockTable(full, 4)]
+    with pytest.raises(ValueError, match="several pools"):
+        append_all(tables, [4, 8])
+    assert [table.num_tokens for table in tables] == [0, 0] and roomy.num_free == 4
+
+
 def test_tables_that_do_not_append_keep_the_shared_tail():
     pool = BlockPool(8)
     parent = table_of(pool, 6)

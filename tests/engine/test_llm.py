@@ -115,6 +115,9 @@ def test_the_models_context_is_the_limit() -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', True or False"),
         ({"enable_chunked_prefill": None}, "enable_chunked_prefill is None, True or False"),
+        ({"num_blocks": 10**12}, "1000000000000 blocks of 4 tokens take [0-9]+ MiB, [0-9]+ MiB are free"),
+        ({"num_blocks": None, "kv_memory": "900000 GiB"}, "MiB are free"),
+        ({"swap_space": "900000 GiB", "preemption": "swap"}, "MiB are free"),
         ({"watermark": "1%"}, "watermark is '1%'"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"device": "cuda:99"}, "device is 'cuda:99', torch sees [0-9]+ GPUs"),
@@ -265,6 +268,23 @@ def test_text_and_finish_reason() -> None:
     (output,) = llm.generate("abc", GREEDY, use_tqdm=False)
     assert output.outputs[0].text == ByteTokenizer().decode(output.outputs[0].token_ids)
     assert output.finished and output.outputs[0].finish_reason == "length"
+
+
+def test_logprobs_name_their_tokens() -> None:
+    """Every entry, of the prompt as well, in a stream and in the whole output; none without text."""
+    llm = make_llm()
+    settings = {"temperature": 0, "max_tokens": 3, "logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
+    decode = ByteTokenizer().decode
+    outputs = llm.generate("abc", SamplingParams(**settings), use_tqdm=False)
+    outputs += llm.stream("abc", SamplingParams(**settings, output_kind=RequestOutputKind.DELTA))
+    for output in outputs:
+        entries = [*(output.prompt_logprobs or ()), *(output.outputs[0].logprobs or ())]
+        assert output.prompt_logprobs and output.outputs[0].logprobs
+        for token, logprob in (pair for entry in entries if entry for pair in entry.items()):
+            assert logprob.decoded_token == decode([token])
+    silent = llm.generate("abc", SamplingParams(**settings, detokenize=False), use_tqdm=False)[0]
+    assert silent.outputs[0].logprobs is not None
+    assert {p.decoded_token for entry in silent.outputs[0].logprobs for p in entry.values()} == {None}
 
 
 def test_a_model_without_a_tokenizer_serves_ids() -> None:
