@@ -147,26 +147,21 @@ class Engine:
         try:
             plan = self.scheduler.schedule()
             output = self._compute(plan) if plan.sequences else SamplerOutput([])
+            now = self._clock()
+            if plan.sequences:
+                self._recorder.record(plan, self.scheduler, start, now)
+                if self.on_step is not None:
+                    self.on_step(plan)
         except BaseException:
             self._start_over()
             raise
-        now = self._clock()
-        finished = plan.ended
-        if plan.sequences:
-            self._recorder.record(plan, self.scheduler, start, now)
-            if self.on_step is not None:
-                self.on_step(plan)
-            finished = self._commit(plan, output)
-        outputs = [self._output(request) for request in self._streaming(plan.sampled)]
+        finished = self._commit(plan, output) if plan.sequences else plan.ended
         for request in finished:
             self._forget(request)
             request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
-            outputs.append(self._output(request))
         self.scheduler.stats.num_finished += len(finished)
-        return outputs
-
-    def _output(self, request: Request) -> RequestOutput:
-        return make_output(request, self.inputs.tokenizer)
+        reported = [*self._streaming(plan.sampled), *finished]
+        return [make_output(request, self.inputs.tokenizer) for request in reported]
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)

@@ -167,6 +167,18 @@ def test_a_forced_reset_pushes_running_requests_back_in_order() -> None:
     assert {n: tokens_of(outputs[n]) for n in "abc"} == {n: alone([ord(n) % 40] * 9, FOUR) for n in "abc"}
 
 
+def test_a_request_is_counted_once_however_often_it_is_tried_and_comes_back() -> None:
+    """It waits several steps for blocks, and is preempted: neither asks the statistics again."""
+    engine = make_engine(num_blocks=6, enable_prefix_caching=True)
+    for name in "abc":
+        engine.add_request(name, [ord(name) % 40] * 9, greedy(8, ignore_eos=True))
+    outputs = run(engine)
+    assert engine.stats.num_recomputes > 0
+    assert max(o.metrics.queue_time or 0 for o in outputs.values()) > 1
+    assert (engine.stats.prefix.queries, engine.stats.prefix.hits) == (27, 0)
+    assert [o.num_cached_tokens for o in outputs.values()] == [0, 0, 0]
+
+
 def test_hits_are_counted_in_tokens() -> None:
     engine = warm_engine()
     prompt = list(range(1, 11))
