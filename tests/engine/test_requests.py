@@ -262,8 +262,8 @@ def test_ten_waiting_requests_leave_one_by_one() -> None:
 def test_a_failing_step_loses_no_token_and_no_block(
     when: str, preemption: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the model, the sampler or the callback raises, Ctrl-C too: the step has not happened and can be
-    tried again."""
+    """Whatever the model, the sampler or the callback raises, Ctrl-C too: the step has not happened and
+    can be tried again."""
     engine = make_engine(num_blocks=12, enable_prefix_caching=True, preemption=preemption)
     params = SamplingParams(n=2, seed=1, max_tokens=9, ignore_eos=True)
     prompts = {"a": [1] * 6, "b": [2] * 9}
