@@ -37,9 +37,12 @@ class Chat:
         The output's `num_cached_tokens` says how many tokens of its prompt were not computed again. Without
         sampling_params: greedy, up to 256 tokens.
 
-        Raises ValueError when the conversation has grown beyond `max_model_len`; nothing has changed then.
+        Raises ValueError when the conversation has grown beyond `max_model_len`, TypeError for what is no
+        text; nothing has changed then.
         """
         params = sampling_params or DEFAULT_PARAMS
+        if not isinstance(text, str) or not isinstance(params, SamplingParams):
+            raise TypeError(f"a chat sends text with SamplingParams, got {text!r} with {params!r}")
         if params.n != 1:
             raise ValueError(f"a chat goes on from one answer, n is {params.n}")
         messages = [*self.messages, {"role": "user", "content": text}]

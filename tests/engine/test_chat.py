@@ -140,6 +140,14 @@ def test_several_answers_are_refused():
         Chat(make_llm()).send("x", SamplingParams(n=2))
 
 
+@pytest.mark.parametrize(("text", "params"), [(5, None), (None, None), ("hi", {"temperature": 0})])
+def test_what_is_no_message_is_refused_and_not_said(text, params):
+    chat = Chat(make_llm())
+    with pytest.raises(TypeError, match="a chat sends text with SamplingParams"):
+        chat.send(text, params)
+    assert chat.messages == []
+
+
 def test_a_model_without_tokenizer_cannot_chat():
     llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), num_blocks=8, max_model_len=64)
     with pytest.raises(ValueError, match="no tokenizer"):
