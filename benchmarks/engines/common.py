@@ -6,8 +6,10 @@ Imports nothing but the standard library: each engine runs under its own interpr
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def arguments() -> argparse.Namespace:
@@ -44,3 +46,21 @@ def report(
         "ttft_mean": sum(ttft) / len(ttft) if ttft else None,
     }
     print("RESULT " + json.dumps(result), flush=True)
+
+
+def serve(llm: Any, sampling_params: type, requests: Sequence[dict]) -> tuple[list[Any], float]:
+    """Warm up, then serve all requests to their exact lengths: the outputs, and the seconds that took.
+
+    llm, sampling_params: minipaged's or vLLM's, which are called alike.
+    """
+    prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in requests]
+    warm = sampling_params(temperature=0, max_tokens=4, ignore_eos=True)
+    llm.generate(prompts[:4], warm, use_tqdm=False)
+    params = [sampling_params(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in requests]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return outputs, time.perf_counter() - start
+
+
+def output_lengths(outputs: Sequence[Any]) -> list[int]:
+    return [len(output.outputs[0].token_ids) for output in outputs]

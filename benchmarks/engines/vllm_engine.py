@@ -1,8 +1,6 @@
 """vLLM's CPU build. --option eager, or compiled (its default)."""
 
-import time
-
-from common import arguments, read_mix, report
+from common import arguments, output_lengths, read_mix, report, serve
 
 if __name__ == "__main__":  # vLLM starts its engine in a process of its own
     args = arguments()
@@ -18,15 +16,7 @@ if __name__ == "__main__":  # vLLM starts its engine in a process of its own
         enforce_eager=args.option == "eager",
         disable_log_stats=False,
     )
-    warm = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    llm.generate([{"prompt_token_ids": r["prompt_token_ids"]} for r in requests[:4]], warm, use_tqdm=False)
-
-    prompts = [{"prompt_token_ids": r["prompt_token_ids"]} for r in requests]
-    params = [SamplingParams(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in requests]
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    outputs, seconds = serve(llm, SamplingParams, requests)
     metrics = [output.metrics for output in outputs]
     ttft = [m.first_token_latency for m in metrics] if all(metrics) else None
-    report(requests, lengths, seconds, ttft)
+    report(requests, output_lengths(outputs), seconds, ttft)

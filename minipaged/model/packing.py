@@ -64,5 +64,5 @@ def packed_products_run(dtype: torch.dtype) -> bool:
     weight = torch.arange(512).reshape(16, 32).remainder(5).to(dtype)
     try:
         return torch.equal(PackedLinear(weight)(x), x @ weight.T)
-    except (AttributeError, NotImplementedError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return False
