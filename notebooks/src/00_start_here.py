@@ -241,7 +241,7 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 # | 05 | [Attention through the table](05_paged_attention.ipynb) | why shuffled memory changes nothing |
 # | 06 | [A first Triton kernel](06_first_triton_kernel.ipynb) | a kernel you can read, on a machine without a GPU |
 # | 07 | [A fast decode kernel](07_fast_decode.ipynb) | bytes, bandwidth, and where the time goes |
-# | 08 | Prefill and chunks | ragged batches and the right corner of a mask |
+# | 08 | [Prefill and chunks](08_prefill_and_chunks.ipynb) | ragged batches and the right corner of a mask |
 # | 09 | Copy-on-write | many answers to one question for the price of one |
 # | 10 | Sharing prefixes | a system prompt stored once for everybody |
 # | 11 | The scheduler | who runs, who waits, who gives way |

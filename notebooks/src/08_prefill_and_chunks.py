@@ -1,0 +1,747 @@
+# %% [markdown]
+# # 08 · Prefill and chunks
+#
+# So far a step was one kind of work: either everybody's next token, or one prompt. A server has both at once: some
+# conversations are answering while new prompts arrive, long ones among them. This lesson puts all of it into one step,
+# without padding, and cuts a long prompt into pieces so that nobody has to wait for it.
+#
+# **You will be able to** lay out the tokens of a mixed step by hand, say which keys each of its queries may see, prove that
+# a prompt computed in pieces gives the same answer, and say what a token budget buys and what it costs.
+#
+# About 45 minutes. Runs in half a minute on two CPU cores; a GPU is not used even where there is one. It needs Triton,
+# which exists for Linux and Windows: elsewhere, read along, the outputs are stored.
+
+# %%
+# Triton decides when it is imported whether it compiles or interprets, so this comes first.
+import importlib.util
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+if importlib.util.find_spec("triton") is None:
+    raise SystemExit("This lesson runs on Linux and Windows, where Triton exists: read along here.")
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
+from minipaged.attention.backend import get_backend
+from minipaged.course.figures import show
+from minipaged.course.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
+from minipaged.course.interpreted import reversed_programs
+from minipaged.course.lesson import compare, say, show_source, table
+from minipaged.course.widgets import Stepper
+from minipaged.course.workloads import load_mix, lognormal_lengths
+
+# %% [markdown]
+# ## The question
+#
+# Two words first. [Prefill](../docs/glossary.md#prefill) computes the keys and values of a prompt, many tokens in one step.
+# [Decode](../docs/glossary.md#decode) computes one token per sequence and step.
+#
+# **How do sequences with 1, 40 and 400 new tokens go through the model in one step? And when somebody sends a prompt of
+# 400 tokens, what happens to the eight people who are reading their answers as they appear?**
+#
+# ## Your prediction
+#
+# 1. The 48 prompts of our request mix `chat48` are computed in one step, as a rectangle: each padded to the longest. What
+#    percentage of the rectangle is padding?
+# 2. A sequence has five keys, whose values are 1, 2, 3, 4, 5. Two of its tokens are new. All scores are 0, so a query gets the
+#    plain average of the values it sees. What does the *first* of the two queries get?
+# 3. A step may compute 64 tokens. Eight conversations are answering, and a prompt of 400 tokens arrives. In how many steps is
+#    it computed, if nobody else is to miss a step?
+
+# %%
+my_padding_percent = None  # your guess
+my_first_query = None  # your guess
+my_chunks = None  # your guess
+
+# %% [markdown]
+# ## Measure
+#
+# ### What padding costs
+#
+# A tensor is a rectangle, and prompts are not equally long.
+
+
+# %%
+def padding(lengths):
+    """Tokens computed in a rectangle, and the share of them that is padding."""
+    computed = len(lengths) * max(lengths)
+    return computed, 1 - sum(lengths) / computed
+
+
+prompts = [len(request.prompt_token_ids) for request in load_mix("chat48")]
+arriving = lognormal_lengths("sharegpt", 30, seed=0)[:, 0].tolist()  # 30 prompts of a chat service
+mixed = [max(prompts)] + [1] * (len(prompts) - 1)
+steps = {
+    "48 prompts of chat48": prompts,
+    "30 prompts as long as ShareGPT's": arriving,
+    "chat48's longest prompt beside 47 decodes": mixed,
+}
+rows = [(k, sum(v), padding(v)[0], round(100 * padding(v)[1])) for k, v in steps.items()]
+table(["one step", "tokens", "as a rectangle", "% padding"], rows)
+assert sum(prompts) == 2478
+compare(my_padding_percent, round(100 * padding(prompts)[1]), "percent padding")
+assert 0.5 < padding(prompts)[1] < padding(mixed)[1] and padding(arriving)[1] > 0.5
+
+# %% [markdown]
+# (Thirty, because the PagedAttention paper measured 30.42 requests at once on this traffic; the lengths are ours, drawn with
+# its mean.) Padding is computed like anything else, through every layer, and then thrown away. It is worst where we want to
+# go: one long prompt beside many decodes.
+#
+# ### End to end
+#
+# The cure is to have no rectangle. All new tokens of a step lie end to end in one row, a
+# [ragged batch](../docs/glossary.md#ragged-batch), and a list of prefix sums, `query_start`, says where each sequence
+# begins. Three sequences, blocks of four: A decodes its sixth token, B brings a whole prompt of three, C the last two of
+# nine tokens.
+
+# %%
+BLOCK_SIZE = 4
+names, query_lens, context_lens = "ABC", [1, 3, 2], [6, 3, 9]
+block_lists = [[7, 2], [5], [0, 9, 4]]
+batch = AttentionBatch.build(block_lists, query_lens, context_lens, BLOCK_SIZE)
+print("query_start:", batch.query_start.tolist())
+owner = [name for name, n in zip(names, query_lens, strict=True) for _ in range(n)]
+rows = [
+    (f"{row}: {name}", position, slot, position + 1)
+    for row, (name, position, slot) in enumerate(
+        zip(owner, batch.positions.tolist(), batch.slot_mapping.tolist(), strict=True)
+    )
+]
+table(["row", "position", "slot of its key", "keys it sees"], rows)
+assert batch.query_start.tolist() == [0, 1, 4, 6]
+assert batch.positions.tolist() == [5, 0, 1, 2, 7, 8]
+assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
+
+# %% [markdown]
+# **Try one by hand**: C's first new token is at position 7, the last place of C's second block. That is block 9, so its slot is …
+#
+# Most of a model does not care whose token a row is: norms, projections and the MLP treat each row alone. Only attention does,
+# and it has `query_start`, the context lengths and the block tables. So a ragged step gives each sequence what it would
+# get alone. Three prompts on the real model, together and one by one:
+
+# %%
+loaded = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
+model, tokenizer, backend = loaded.model, loaded.tokenizer, get_backend("torch", "cpu")
+real_spec = KVSpec.from_model(loaded.config, torch.float32)
+
+
+def run(storage, sequences):
+    """One step; sequences: (blocks, tokens so far, how many are new) -> hidden [T, H]."""
+    blocks, tokens, new = zip(*sequences, strict=True)
+    step = AttentionBatch.build(blocks, new, [len(t) for t in tokens], BLOCK_SIZE)
+    rows = [token for t, n in zip(tokens, new, strict=True) for token in t[len(t) - n :]]
+    return model(torch.tensor(rows), step, storage, backend)
+
+
+texts = ["The capital of France is", "One, two, three, four,", "Water boils at"]
+ids = [tokenizer.encode(text) for text in texts]
+places = [[8 * i + b for b in (3, 0, 6, 1, 4)] for i in range(3)]  # scattered blocks of each
+together = [(blocks, t, len(t)) for blocks, t in zip(places, ids, strict=True)]
+hidden = run(KVStorage(real_spec, 24, BLOCK_SIZE), together)
+for one, rows in zip(together, hidden.split([len(t) for t in ids]), strict=True):
+    alone = run(KVStorage(real_spec, 24, BLOCK_SIZE), [one])
+    assert torch.allclose(rows, alone, rtol=1e-3, atol=1e-3)
+print("tokens in the step:", hidden.shape[0], "  in a rectangle:", padding(list(map(len, ids)))[0])
+
+# %% [markdown]
+# ### The corner of the mask
+#
+# C is the new thing. It has *more keys than queries*: nine keys, two queries. Which may each query see? A token sees itself
+# and what stands before it, the [causal mask](../docs/glossary.md#causal-mask); so what counts is where the query stands in
+# the text. The last of $q$ queries stands at the last of $k$ keys, so query $i$ is at position
+#
+# $$k - q + i$$
+#
+# and sees the keys up to there. Torch has a mask ready, `is_causal=True`. Ask it, with five keys of which two are new,
+# values 1 to 5, and all scores 0:
+
+# %%
+values = torch.arange(1.0, 6.0).reshape(1, 1, 5, 1)  # [batch, heads, keys, size]
+keys, query = torch.zeros(1, 1, 5, 1), torch.zeros(1, 1, 2, 1)
+by_is_causal = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)  # query i sees keys up to 5 - 2 + i
+by_position = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+print("is_causal:   ", by_is_causal.flatten().tolist())
+print("by position: ", by_position.flatten().tolist())
+compare(my_first_query, by_position.flatten()[0].item(), "for the first query")
+assert by_is_causal.flatten().tolist() == [1.0, 1.5]
+assert by_position.flatten().tolist() == [2.5, 3.0]
+
+# %% [markdown]
+# `is_causal` counts both queries and keys from their first. Its first query sees one key, its second sees two, and the three newest
+# keys are seen by nobody, the queries' own included. Nothing fails, and no shape is wrong. The engine's own attention, through
+# a block table:
+
+# %%
+one_head = KVSpec(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.float32)
+layer = KVStorage(one_head, 2, BLOCK_SIZE).layer(0)
+slots = AttentionBatch.build([[1, 0]], [5], [5], BLOCK_SIZE).slot_mapping
+layer.write(slots, torch.zeros(5, 1, 1), values.reshape(5, 1, 1))
+two_new = AttentionBatch.build([[1, 0]], [2], [5], BLOCK_SIZE)
+answer = backend.paged_attention(torch.zeros(2, 1, 1), layer, two_new, scale=1.0)
+assert answer.flatten().tolist() == [2.5, 3.0]
+
+# %% [markdown]
+# **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and decode, with
+# one query, needs no mask at all. A test of prefill and a test of decode both pass:
+
+# %%
+for length in (1, 2, 5, 17):
+    q, k, v = torch.randn(3, 1, 1, length, 8, generator=torch.Generator().manual_seed(length))
+    whole = torch.ones(length, length, dtype=torch.bool).tril(length - length)
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=whole)
+    assert torch.allclose(
+        F.scaled_dot_product_attention(q, k, v, is_causal=True), wanted, atol=1e-6
+    )
+
+# %% [markdown]
+# ### A prompt in pieces
+#
+# With the right corner, a prompt can be computed in chunks: each chunk writes its keys and values, and reads those of the chunks
+# before it. This is [chunked prefill](../docs/glossary.md#chunked-prefill). Ten tokens on the real model, three ways.
+
+# %%
+sentence = tokenizer.encode("A library keeps its books wherever there is room on the shelves")[:10]
+blocks = [2, 0, 3]
+
+
+def in_chunks(chunk_lens):
+    """Logits behind each chunk; all keys and values [2, layers, tokens, heads, size]."""
+    storage, logits, stop = KVStorage(real_spec, 4, BLOCK_SIZE), [], 0
+    for n in chunk_lens:
+        stop += n
+        hidden = run(storage, [(blocks, sentence[:stop], n)])
+        logits.append(model.compute_logits(hidden[-1:])[0])
+    slots = AttentionBatch.build([blocks], [stop], [stop], BLOCK_SIZE).slot_mapping
+    stored = torch.stack([cache.flatten(1, 2)[:, slots] for cache in (storage.key, storage.value)])
+    return logits, stored
+
+
+ways = {"10": [10], "4 + 4 + 2": [4, 4, 2], "ten single tokens": [1] * 10}
+results = {name: in_chunks(chunks) for name, chunks in ways.items()}
+(whole_logits,), whole_stored = results["10"]
+for logits, stored in results.values():
+    assert torch.allclose(stored, whole_stored, rtol=1e-3, atol=1e-3)
+    assert torch.allclose(logits[-1], whole_logits, rtol=1e-3, atol=1e-3)
+    assert logits[-1].argmax() == whole_logits.argmax()
+print("the next token, three times:", repr(tokenizer.decode([int(whole_logits.argmax())])))
+
+# %% [markdown]
+# The same logits and the same keys and values, up to rounding: other shapes add the same numbers in another order. And this is
+# no new trick. Decode *is* the chunk of one, and what is behind a hit in a prefix cache (lesson 10) is a last chunk whose
+# first chunks somebody else has computed.
+#
+# Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there. After the first
+# four tokens the model has an opinion too:
+
+# %%
+early = int(results["4 + 4 + 2"][0][0].argmax())
+print(repr(tokenizer.decode(sentence[:4])), "->", repr(tokenizer.decode([early])))
+print("the prompt goes on with:     ", repr(tokenizer.decode(sentence[4:5])))
+assert early != int(whole_logits.argmax())
+
+# %% [markdown]
+# That opinion must not become a token of the answer. Only the row of a prompt's *last* token may be sampled.
+#
+# ### One kernel for all of it
+#
+# The engine has one Triton kernel for everything that has more than one query in it. A program takes a
+# [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads that share
+# a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, the rest behind a prefix hit, a decode. Small
+# heads, as it runs in the interpreter; a pool full of NaN; the float64 reference beside it.
+
+# %%
+from minipaged.attention.kernels.arguments import Tile
+from minipaged.attention.kernels.prefill import prefill_launch
+from minipaged.attention.reference import ReferenceBackend
+from minipaged.attention.targets import TARGETS
+
+STEP = {  # new tokens, tokens in all
+    "a whole prompt": (11, 11),
+    "a first chunk": (8, 8),
+    "a later chunk": (7, 21),
+    "behind a prefix hit": (3, 19),
+    "a decode": (1, 14),
+}
+new, seen = map(list, zip(*STEP.values(), strict=True))
+order = np.random.default_rng(8).permutation(24).tolist()
+tables = [[order.pop() for _ in range(math.ceil(n / BLOCK_SIZE))] for n in seen]
+mixed_step = AttentionBatch.build(tables, new, seen, BLOCK_SIZE)
+everything = AttentionBatch.build(tables, seen, seen, BLOCK_SIZE)
+
+# %%
+HEADS, KV_HEADS, SIZE = 6, 2, 16
+spec = KVSpec(num_layers=1, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=torch.float32)
+storage, generator = KVStorage(spec, 24, BLOCK_SIZE), torch.Generator().manual_seed(8)
+for tensor in storage.tensors:
+    tensor.fill_(torch.nan)
+layer = storage.layer(0)
+rows_kv = torch.randn(2, sum(seen), KV_HEADS, SIZE, generator=generator)
+layer.write(everything.slot_mapping, rows_kv[0], rows_kv[1])
+query = torch.randn(sum(new), HEADS, SIZE, generator=generator)
+expected = ReferenceBackend().paged_attention(query, layer, mixed_step, scale=SIZE**-0.5)
+tile = Tile(rows=16, keys=16, num_warps=4, num_stages=1)
+
+
+def by_kernel(query, layer, batch):
+    output = torch.full_like(query, torch.nan)
+    launch = prefill_launch(
+        output, query, layer, batch, SIZE**-0.5, target=TARGETS["sm_90"], tile=tile
+    )
+    launch.run()
+    return output, launch
+
+
+output, launch = by_kernel(query, layer, mixed_step)
+assert torch.allclose(output, expected, atol=1e-5) and not output.isnan().any()
+
+# %% [markdown]
+# Right for all five. And each of them for itself gives the same as in the mixed step:
+
+# %%
+for blocks, n, context, rows, ours in zip(
+    tables, new, seen, query.split(new), output.split(new), strict=True
+):
+    alone = AttentionBatch.build([blocks], [n], [context], BLOCK_SIZE)
+    assert torch.equal(by_kernel(rows.contiguous(), layer, alone)[0], ours)
+
+# %% [markdown]
+# **Which program works for whom?** The grid is one long row of tiles, and sequences have different numbers of them. Nobody writes
+# a list: sequence $i$ starts with tile `query_start[i] // TOKENS + i`, and a program finds its sequence by binary search in
+# `query_start`. In plain Python, every tile and what it has to do:
+
+# %%
+GROUP = HEADS // KV_HEADS  # query heads that share a KV head
+TOKENS = tile.rows // GROUP  # tokens of a tile
+starts = mixed_step.query_start.tolist()
+first_tiles = [start // TOKENS + i for i, start in enumerate(starts[:-1])]
+work = []
+for program in range(launch.grid[1]):
+    i = max(i for i, first in enumerate(first_tiles) if first <= program)
+    first = (program - first_tiles[i]) * TOKENS
+    work.append((list(STEP)[i], max(0, min(TOKENS, new[i] - first))))
+rows = [(f"{program}: {name}", tokens) for program, (name, tokens) in enumerate(work)]
+table([f"tile of {TOKENS} tokens", "tokens in it"], rows)
+assert sum(tokens for _, tokens in work) == sum(new)
+idle = sum(tokens == 0 for _, tokens in work)
+say(f"""
+    {launch.grid[1]} tiles, of which {idle} have nothing to do and end at once. {TOKENS} tokens of
+    {GROUP} heads use {TOKENS * GROUP} of the {tile.rows} rows of a tile.
+""")
+assert launch.grid == (KV_HEADS, sum(new) // TOKENS + len(new))
+assert idle < len(new) and tile.rows - TOKENS * GROUP == 1
+
+# %% [markdown]
+# There can never be more idle tiles than sequences: each has at most one more place than it needs. A rectangle of programs,
+# sequences times the tiles of the longest, would be the padding that we have just got rid of.
+#
+# ### Why a server cuts prompts
+#
+# Now the engine, with a tiny random model, because what is counted is tokens. Eight conversations are answering. After six
+# steps a prompt of 400 tokens arrives. Once without chunks, once with a [token budget](../docs/glossary.md#token-budget) of 64:
+# no step computes more.
+
+# %%
+from minipaged.model.loading import LoadedModel
+from minipaged.model.tiny import TINY, random_llama
+
+tiny = LoadedModel(random_llama(), None, TINY, "tiny")
+CHATS, LONG, BUDGET = 8, 400, 64
+rng = np.random.default_rng(0)
+chats = [rng.integers(3, TINY.vocab_size, 7).tolist() for _ in range(CHATS)]
+long_prompt = rng.integers(3, TINY.vocab_size, LONG).tolist()
+
+
+# %%
+def serve_and_interrupt(loaded, chats, long_prompt, *, tokens=24, **options):
+    """All answers by request, and what each step computed."""
+    options |= {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 16, "device": "cpu"}
+    llm = LLM(loaded, enable_prefix_caching=False, **options)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    answers, step = {}, 0
+    for i, prompt in enumerate(chats):
+        llm.engine.add_request(f"chat {i}", prompt, params)
+    while llm.engine.has_unfinished_requests():
+        if step == 6:
+            llm.engine.add_request("long", long_prompt, params)
+        for done in llm.engine.step():
+            answers[done.request_id] = list(done.outputs[0].token_ids)
+        step += 1
+    return answers, list(llm.trace)
+
+
+# %%
+SETTINGS = {
+    "whole prompts": {"max_num_batched_tokens": 512, "enable_chunked_prefill": False},
+    f"chunks, {BUDGET} tokens a step": {"max_num_batched_tokens": BUDGET},
+}
+runs = {
+    name: serve_and_interrupt(tiny, chats, long_prompt, **options)
+    for name, options in SETTINGS.items()
+}
+traces = {
+    name: [(step.prefill_tokens, step.decode_tokens) for step in trace]
+    for name, (_, trace) in runs.items()
+}
+whole, chunked = traces.values()
+rows = [(f"{i}", *whole[i], *chunked[i]) for i in range(4, 16)]
+table(["step", "whole: prompt", "decodes", "chunks: prompt", "decodes"], rows)
+
+# %%
+with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
+compare(my_chunks, len(with_prompt), "steps")
+longest = {name: max(sum(step) for step in trace) for name, trace in traces.items()}
+table(["", "longest step, tokens"], longest.items())
+assert list(longest.values()) == [LONG + CHATS, BUDGET]
+assert len(with_prompt) == math.ceil(LONG / (BUDGET - CHATS)) and sum(with_prompt) == LONG
+assert with_prompt[0] == BUDGET - CHATS == 56
+assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
+(answers, _), (chunked_answers, _) = runs.values()
+assert answers == chunked_answers and len(answers) == CHATS + 1
+
+# %% [markdown]
+# Decodes come first: eight of the 64 tokens. The prompt gets the other 56. Nobody misses a step, no step is long, and every answer is
+# the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
+#
+# What do the eight notice? A step of 408 tokens takes as long as it takes, and all of them stand still meanwhile. SmolLM2 on this
+# machine, with a prompt of 256 tokens. (Times differ, so this output is not compared when the lesson is tested.)
+
+# %% tags=["nbval-ignore-output"]
+real_chats = [tokenizer.encode(text) for text in texts * 3][:CHATS]
+real_long = (tokenizer.encode("A library keeps its books wherever there is room. ") * 30)[:256]
+rows = []
+for name, options in SETTINGS.items():
+    _, trace = serve_and_interrupt(loaded, real_chats, real_long, tokens=16, **options)
+    arrived = [step for step in trace[6:] if step.prefill_tokens]
+    worst, wait = max(s.duration for s in arrived), sum(s.duration for s in arrived)
+    rows.append((name, round(1000 * worst), round(1000 * wait)))
+table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
+
+# %% [markdown]
+# The second column is the other side: the pause is shorter, and the newcomer waits longer for a first token
+# ([TTFT](../docs/glossary.md#ttft)), because its steps carry others along. The budget chooses between the two.
+#
+# ## The picture
+#
+# The corner, on the example above. What a query sees is blue; the number is what it gets.
+
+# %%
+results_of = {"first": by_is_causal.flatten().tolist(), "last": by_position.flatten().tolist()}
+show(
+    mask_corners(2, 5, results_of),
+    "Two masks of two queries by five keys. Aligned to the first key, queries see one and two; "
+    "aligned to the last, four and five.",
+)
+
+# %% [markdown]
+# Chunks of a prompt. Blue is computed in this step, grey before, pale later. All the blue rows end at the diagonal, and they begin
+# at the first key: that is the corner.
+
+
+# %%
+def draw(step):
+    chunk_lens = ways["4 + 4 + 2"]
+    start = sum(chunk_lens[:step])
+    stop = start + chunk_lens[step]
+    words = f"positions {start} to {stop - 1} are computed; {start} keys come from the cache"
+    return prompt_in_chunks(chunk_lens, step), words
+
+
+Stepper(3, draw, start=1)
+
+# %% [markdown]
+# And what the server did, step by step. (Step 0 computes the eight short prompts.)
+
+# %%
+show(
+    tokens_per_step({name: steps[:20] for name, steps in traces.items()}),
+    f"Tokens of each step. With whole prompts one bar of {LONG + CHATS}; with chunks "
+    f"{len(with_prompt)} bars of at most {BUDGET}.",
+)
+
+# %% [markdown]
+# ## Why
+#
+# **Why is a prompt cheap to carry along?** [Lesson 07](07_fast_decode.ipynb) counted operations per byte, the
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Do it for the weights: a step reads each once, two bytes in 16
+# bits, and does a multiplication and an addition with it for every token of the step. The quotient is the number of tokens.
+
+# %%
+H100 = {"bytes per second": 3350e9, "operations per second": 989e12}  # data sheet, 16 bits
+ridge = H100["operations per second"] / H100["bytes per second"]
+BYTES = 2
+
+
+def weight_intensity(tokens):
+    return 2 * tokens / BYTES  # operations on a weight ÷ bytes of a weight
+
+
+rows = [
+    (str(tokens), weight_intensity(tokens), round(100 * min(1, tokens / ridge)))
+    for tokens in (1, 32, 256, 512, 2048)
+]
+table(
+    ["tokens in a step", "operations per byte of weight", "% of an H100's arithmetic at most"], rows
+)
+assert weight_intensity(32) == 32 and 295 < ridge < 296
+say(f"""
+    With 32 decodes the arithmetic of an H100 is {100 * 32 / ridge:.0f} % busy. Until a step has
+    {math.ceil(ridge)} tokens, prompt tokens ride along on weights that are read anyway: room for
+    **{math.floor(ridge) - 32} of them**.
+""")
+assert math.floor(ridge) - 32 == 263
+
+# %% [markdown]
+# Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a budget much smaller wastes
+# arithmetic, and a much larger one makes pauses. (By these two numbers of a card; lesson 07
+# measures those of the machine it runs on.)
+#
+# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer; only the
+# number of queries changes.
+
+# %%
+llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+CONTEXT, QUERY_HEADS = 4096, 32
+
+
+def attention_intensity(queries, context=CONTEXT):
+    """Operations per byte; the last `queries` of `context` tokens are new."""
+    pairs = sum(
+        range(context - queries + 1, context + 1)
+    )  # scores: query i sees k - q + i + 1 keys
+    in_and_out = 2 * queries * QUERY_HEADS * llama.head_size * BYTES
+    operations = 2 * 2 * pairs * QUERY_HEADS * llama.head_size
+    return operations / (context * llama.bytes_per_token + in_and_out)
+
+
+intensities = {q: attention_intensity(q) for q in (1, 16, 64, 128, 512, 4096)}
+table(["queries", "operations per byte"], [(str(q), i) for q, i in intensities.items()])
+assert 3.9 < intensities[1] < 4 and intensities[64] < ridge < intensities[128]
+
+# %% [markdown]
+# Decode is bound by memory, as lesson 07 found. A chunk of a hundred or so is bound by arithmetic.
+#
+# **What does a chunk cost?** It reads all the keys before it once more. For a prompt of 4096 tokens:
+
+# %%
+WEIGHTS = 8.03e9 * BYTES  # lesson 07 counts them
+rows = []
+for chunk in (4096, 1024, 512, 64, 1):
+    read = sum(range(chunk, CONTEXT + 1, chunk))  # keys that the chunks read, one after the other
+    kv_bytes, weight_bytes = 32 * read * llama.bytes_per_token, CONTEXT // chunk * WEIGHTS
+    rows.append((str(chunk), CONTEXT // chunk, read / CONTEXT, kv_bytes / 1e9, weight_bytes / 1e9))
+    assert kv_bytes < 0.04 * weight_bytes
+table(["chunk", "steps", "each key is read, times", "GB of K and V", "GB of weights"], rows)
+assert rows[2][2] == (8 + 1) / 2 and rows[-1][2] == (CONTEXT + 1) / 2
+
+# %% [markdown]
+# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, and is little beside the last column: what chunks
+# cost is a reading of all weights for each of them. In a busy server most of it costs nothing, because the decodes would have
+# read the weights in those steps anyway. That is why chunks and decodes share their steps, and why chunks are not tiny.
+#
+# ## The code as it stands
+#
+# The kernel. Look for three places: where a program finds its sequence, where the corner is (`seen`), and what a program
+# without tokens does.
+
+# %%
+from minipaged.attention.kernels.addresses import sequence_of_tile
+from minipaged.attention.kernels.prefill import prefill_kernel
+
+show_source(prefill_kernel.fn, sequence_of_tile.fn)
+
+# %% [markdown]
+# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `budget` is what decodes have
+# left.
+
+# %%
+from minipaged.attention.batch import new_token_slots
+from minipaged.engine.plan import StepPlan
+from minipaged.engine.scheduler import Scheduler
+
+show_source(new_token_slots, Scheduler._plan_chunks, StepPlan.add_chunk)
+
+# %% [markdown]
+# ## What must hold
+#
+# | | if it does not |
+# |:--|:--|
+# | query i of q stands at position k − q + i | chunks and prefix hits go wrong, whole prompts do not |
+# | chunks and whole give the same keys, values and logits | answers depend on who else was there |
+# | a sequence's rows do not depend on its neighbours | the same, and somebody's text in somebody's answer |
+# | only the last token of a prompt is sampled | words in the middle of a question are taken for an answer |
+# | a step never computes more than its budget, and every token exactly once | pauses; holes in the cache |
+#
+# The first two for every cut of the prompt into two chunks, and for some into three, by the kernel; the third also with
+# the programs of the mixed step in reverse order, for a GPU promises none:
+
+# %%
+LENGTH, where = seen[2], tables[2]  # a sequence of the mixed step
+all_queries = torch.randn(LENGTH, HEADS, SIZE, generator=generator)
+at_once = AttentionBatch.build([where], [LENGTH], [LENGTH], BLOCK_SIZE)
+wanted, _ = by_kernel(all_queries, layer, at_once)
+cuts = [(cut, LENGTH) for cut in range(1, LENGTH)] + [
+    (4, 9, LENGTH),
+    (1, 2, LENGTH),
+    (5, 16, LENGTH),
+]
+for stops in cuts:
+    pieces, start = [], 0
+    for stop in stops:
+        chunk = AttentionBatch.build([where], [stop - start], [stop], BLOCK_SIZE)
+        pieces.append(by_kernel(all_queries[start:stop], layer, chunk)[0])
+        start = stop
+    assert torch.allclose(torch.cat(pieces), wanted, atol=1e-6)
+with reversed_programs():
+    assert torch.equal(by_kernel(query, layer, mixed_step)[0], output)
+print(len(cuts), "ways to cut", LENGTH, "tokens")
+
+# %% [markdown]
+# The budget, and every token once, for any budget that has room for the decodes:
+
+# %%
+for budget in (16, 17, 33, 64, 100, 512):
+    others, trace = serve_and_interrupt(tiny, chats, long_prompt, max_num_batched_tokens=budget)
+    assert max(step.prefill_tokens + step.decode_tokens for step in trace) <= budget
+    assert sum(step.prefill_tokens for step in trace) == LONG + sum(map(len, chats))
+    assert others == answers
+
+# %% [markdown]
+# ## Find the bug
+#
+# A server computes ragged steps in chunks. Where are the rows that are sampled? The last row of each sequence, and prefix sums
+# know it. Its author tested it with decodes, with prompts, with both.
+
+
+# %%
+def rows_to_sample(query_lens):
+    """The last row of each sequence."""
+    return np.cumsum(query_lens) - 1
+
+
+assert rows_to_sample([5]).tolist() == [4]
+assert rows_to_sample([1, 1, 1]).tolist() == [0, 1, 2]
+assert rows_to_sample([5, 1, 3]).tolist() == [4, 5, 8]
+
+# %% [markdown]
+# It ran well. Only in the busiest hours, with the token budget used up before everybody had a share, users reported that in the
+# middle of an answer there was *one word from another conversation*. In the log of such a step the query lengths were
+# `[5, 0, 3]`. **From which row does the second sequence get its token? Decide first.**
+
+# %%
+my_row = None  # your guess: a row number, counted from 0
+
+# %% [markdown]
+# The step of the report on the real model: a prompt; a request that is running and gets nothing in this step; another
+# prompt.
+
+# %%
+compare(my_row, int(rows_to_sample([5, 0, 3])[1]), "for its row")
+waits = tokenizer.encode("She plays the old")
+storage = KVStorage(real_spec, 24, BLOCK_SIZE)
+run(storage, [(places[1], waits, len(waits))])  # it has keys and values from an earlier step
+busy = [(places[0], ids[0], len(ids[0])), (places[1], waits, 0), (places[2], ids[2], len(ids[2]))]
+hidden = run(storage, busy)
+sampled_rows = rows_to_sample([n for _, _, n in busy])
+tokens = model.compute_logits(hidden[sampled_rows]).argmax(dim=-1).tolist()
+for text, token in zip((texts[0], "She plays the old", texts[2]), tokens, strict=True):
+    print(f"{text!r:28} -> {tokenizer.decode([token])!r}")
+assert tokens[1] == tokens[0] and sampled_rows[1] == sampled_rows[0] == len(ids[0]) - 1
+
+# %% [markdown]
+# <details><summary><b>The cause</b></summary>
+#
+# A sequence without tokens has no last row. The formula gives the row before its place, which is the last row of its
+# *neighbour*: it gets the neighbour's next word, appends it, and goes on from there as if it had said it. Where the
+# sequence stands first, the row is −1, and Python takes the last row of the whole step. tt-xla had the same in a padded
+# layout (issue 5830): there row −1 was padding, all zeros, and each step without tokens appended token 0, an exclamation
+# mark.
+#
+# The cure is not a special case in the formula. In `minipaged` a sequence that gets nothing is not in the step, and the plan names
+# what is sampled (`sampled`, `sampled_from` in `add_chunk` above): only sequences whose last token is computed now. That also
+# rules out the opinions in the middle of a prompt.
+# </details>
+#
+# The row −1, and the engine's own plans, with a budget so small that somebody always goes without:
+
+# %%
+assert rows_to_sample([0, 4, 2])[0] == -1
+llm = LLM(
+    tiny, device="cpu", num_blocks=64, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=4
+)
+plans = []
+llm.engine.on_step = lambda plan: plans.append((list(plan.query_lens), len(plan.sampled)))
+params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False)
+outputs = llm.generate([chats[0], long_prompt[:10], chats[1]], params, use_tqdm=False)
+print(plans)
+assert all(min(lens) > 0 and sum(lens) <= 4 for lens, _ in plans)
+assert (
+    sum(sampled for _, sampled in plans) == sum(len(o.outputs[0].token_ids) for o in outputs) == 15
+)
+assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sampled
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>1. The query lengths of a step are 4, 1, 1, 6. What is <code>query_start</code>, and which rows belong to the last sequence?</summary>
+#
+# [0, 4, 5, 6, 12]. Rows 6 to 11.
+# </details>
+#
+# <details><summary>2. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
+#
+# 36 queries, 100 keys; at position 100 − 36 + 0 = 64. It sees 65 keys.
+# </details>
+#
+# <details><summary>3. Why does decode need no mask?</summary>
+#
+# Its only query stands at the last key and sees all of them. (The keys behind the sequence's end, in its last block, are another matter:
+# those are masked by the context length.)
+# </details>
+#
+# <details><summary>4. May a chunk end in the middle of a block?</summary>
+#
+# Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is offered to others only when it is
+# full (lesson 10).
+# </details>
+#
+# <details><summary>5. The budget is 64 and 64 conversations are decoding. A prompt arrives. What happens?</summary>
+#
+# Decodes take the whole budget, and the prompt waits until a conversation ends. A budget should leave room for
+# prompts.
+# </details>
+#
+# <details><summary>6. Somebody wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
+#
+# Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all weights for 16 tokens:
+# fewer tokens per second for everybody.
+# </details>
+
+# %% [markdown]
+# ## Summary
+#
+# - All tokens of a step lie end to end. `query_start` says whose they are, and only attention asks.
+# - Query i of q over k keys stands at position k − q + i. Masks are aligned to the last key.
+# - Whole prompts, chunks, what is behind a prefix hit and decodes are one case, with one kernel.
+# - Chunks bound the longest step, so nobody stands still for somebody else's prompt. The price is some reading and a later first
+#   token for that prompt.
+# - Only the row of a prompt's last token is sampled, and who gets nothing is not in the step.
+#
+# **Next:** lesson 09, copy-on-write: many answers to one question for the price of one prompt. To go back:
+# [07 · A fast decode kernel](07_fast_decode.ipynb).
+#
+# ### Sources
+#
+# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: ragged steps, in
+#   which only attention knows sequences.
+# - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
+#   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks, a token budget.
+# - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): figure 13, requests at once.
+# - The corner: flash-attention issue 282 and pull request 436, where the mask was moved to the last key. The row −1: tt-xla
+#   issue 5830.
