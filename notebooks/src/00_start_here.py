@@ -243,7 +243,7 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 # | 07 | [A fast decode kernel](07_fast_decode.ipynb) | bytes, bandwidth, and where the time goes |
 # | 08 | [Prefill and chunks](08_prefill_and_chunks.ipynb) | ragged batches and the right corner of a mask |
 # | 09 | Copy-on-write | many answers to one question for the price of one |
-# | 10 | Sharing prefixes | a system prompt stored once for everybody |
+# | 10 | [Sharing prefixes](10_sharing_prefixes.ipynb) | a system prompt stored once for everybody |
 # | 11 | The scheduler | who runs, who waits, who gives way |
 # | 12 | The engine, whole | one budget, hundreds of requests |
 # | 13 | Smaller K and V; and vLLM today | what the big engines do the same, and what not |
