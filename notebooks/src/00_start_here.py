@@ -242,11 +242,11 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 # | 06 | [A first Triton kernel](06_first_triton_kernel.ipynb) | a kernel you can read, on a machine without a GPU |
 # | 07 | [A fast decode kernel](07_fast_decode.ipynb) | bytes, bandwidth, and where the time goes |
 # | 08 | [Prefill and chunks](08_prefill_and_chunks.ipynb) | ragged batches and the right corner of a mask |
-# | 09 | Copy-on-write | many answers to one question for the price of one |
+# | 09 | [Copy-on-write](09_copy_on_write.ipynb) | many answers to one question for the price of one |
 # | 10 | [Sharing prefixes](10_sharing_prefixes.ipynb) | a system prompt stored once for everybody |
-# | 11 | The scheduler | who runs, who waits, who gives way |
-# | 12 | The engine, whole | one budget, hundreds of requests |
-# | 13 | Smaller K and V; and vLLM today | what the big engines do the same, and what not |
+# | 11 | [The scheduler](11_scheduler.ipynb) | who runs, who waits, who gives way |
+# | 12 | [The engine, whole](12_engine.ipynb) | one budget, hundreds of requests |
+# | 13 | [Smaller K and V; and vLLM today](13_smaller_kv_and_vllm.ipynb) | what the big engines do the same, and what not |
 #
 # 01 to 05 build on one another. After that, 06–08 (kernels) and 09–11 (sharing and scheduling) can be read in either order.
 

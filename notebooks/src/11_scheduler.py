@@ -1,0 +1,733 @@
+# %% [markdown]
+# # 11 · The scheduler
+#
+# Blocks let many requests share one memory. Who gets them? Before every step of the model somebody decides which requests
+# compute which tokens, who waits, and who gives way when the blocks run out in the middle of an answer. That is the
+# [scheduler](../docs/glossary.md#scheduler). It does no arithmetic at all; it counts.
+#
+# **You will be able to** say what continuous batching gains and why; read a step's decisions; say what a preempted request
+# costs in each of two ways, and when which is cheaper; and name what must hold so that nobody waits for ever.
+#
+# About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used for the timings where there is one.
+
+# %%
+import time
+from itertools import pairwise
+
+import torch
+
+from minipaged import LLM, KVSpec, SamplingParams
+from minipaged.course.figures import show
+from minipaged.course.figures.scheduling import gantt, pool_in_step
+from minipaged.course.figures.scheduling import preemption_costs, running_over_steps
+from minipaged.course.lesson import compare, number, say, show_source, table
+from minipaged.course.timeline import Timeline
+from minipaged.course.widgets import Stepper
+from minipaged.course.workloads import load_mix
+from minipaged.model.loading import LoadedModel
+from minipaged.model.tiny import TINY, random_llama
+
+# %% [markdown]
+# ## The question
+#
+# A step of the model takes rows: one for each request that runs. Answers have different lengths, and nobody knows them in
+# advance. The old way is a *static* batch: take eight requests, run them until the last has ended, take the next eight.
+# **[Continuous batching](../docs/glossary.md#continuous-batching)** decides anew before each step: who has ended leaves,
+# who waits comes in.
+#
+# **How much does that gain? And what happens when all the requests that came in grow, and there is no block left?**
+#
+# All counting below is in steps, tokens and blocks, so it is the same on every machine. The model is the engine's tiny random
+# Llama in float32: what it says makes no sense, but it says the same thing every time, and every wrong key changes it.
+
+# %%
+MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
+
+
+def tiny_llm(**settings):
+    """The engine on the tiny model, with nothing that we have not asked for."""
+    plain = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
+    return LLM(MODEL, device="cpu", **(plain | settings))
+
+
+def add(llm, name, token_ids, max_tokens):
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    llm.engine.add_request(name, token_ids, params)
+
+
+def drain(llm):
+    """Step until all have ended; request -> tokens of its answer."""
+    answers = {}
+    while llm.engine.has_unfinished_requests():
+        for output in llm.engine.step():
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+    return answers
+
+
+# %%
+mix = load_mix("chat48")
+prompts = {r.id: [token % TINY.vocab_size for token in r.prompt_token_ids] for r in mix}
+lengths = [r.max_tokens for r in mix]
+say(f"""
+    The traffic: {len(mix)} chats, {number(sum(map(len, prompts.values())))} tokens of prompts,
+    {number(sum(lengths))} tokens of answers. The shortest answer has {min(lengths)} tokens, the
+    longest {max(lengths)}.
+""")
+assert (len(mix), sum(lengths), min(lengths), max(lengths)) == (48, 4265, 11, 384)
+
+# %% [markdown]
+# ## Your prediction
+#
+# 1. Eight rows, static batches of eight. How many percent of the row-steps do nothing, because the row's request has ended?
+# 2. Static batches take 1320 steps for these chats. How many does continuous batching take, with the same eight rows?
+# 3. No limit on rows, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed again. For
+#    every hundred tokens that had to be computed anyway, how many are computed again?
+
+# %%
+my_idle_percent = None  # your guess
+my_steps = None  # your guess
+my_again_percent = None  # your guess
+
+# %% [markdown]
+# ## Measure
+#
+# ### Static against continuous
+#
+# Both on the same engine, with blocks to spare. Static: give it eight requests, wait until all have ended, give it the next
+# eight. Continuous: give it all at once, and let it run at most eight.
+
+# %%
+ROWS = 8
+static = tiny_llm(num_blocks=512, max_num_seqs=ROWS)
+static_answers = {}
+for first in range(0, len(mix), ROWS):
+    for request in mix[first : first + ROWS]:
+        add(static, request.id, prompts[request.id], request.max_tokens)
+    static_answers |= drain(static)
+
+continuous = tiny_llm(num_blocks=512, max_num_seqs=ROWS)
+for request in mix:
+    add(continuous, request.id, prompts[request.id], request.max_tokens)
+answers = drain(continuous)
+assert answers == static_answers  # who runs beside a request does not change what it says
+
+# %%
+running = {
+    "static batches": [record.running for record in static.trace],
+    "continuous batching": [record.running for record in continuous.trace],
+}
+table(
+    ["eight rows", "steps", "idle row-steps", "% idle"],
+    [
+        (name, len(line), ROWS * len(line) - sum(line), 100 - 100 * sum(line) / ROWS / len(line))
+        for name, line in running.items()
+    ],
+)
+static_steps, steps = map(len, running.values())
+compare(my_idle_percent, round(100 - 100 * sum(lengths) / ROWS / static_steps), "percent idle")
+compare(my_steps, steps, "steps")
+
+# %% [markdown]
+# Every request gets one token in each step in which it runs, so the work is the same in both: one row-step for each token of an
+# answer. Only the idle ones differ. And a static batch lasts as long as its longest answer, which you can work out without running
+# anything:
+
+# %%
+by_hand = sum(max(lengths[first : first + ROWS]) for first in range(0, len(mix), ROWS))
+least = max(-(-sum(lengths) // ROWS), max(lengths))  # all rows always full, or the longest answer
+say(f"""
+    Static, by hand: {number(by_hand)} steps. No schedule on eight rows can need fewer than
+    {number(least)}. Continuous batching took {number(steps)}, and never looked at a length.
+""")
+assert by_hand == static_steps == 1320 and all(sum(line) == 4265 for line in running.values())
+assert least <= steps < 1.15 * least and static_steps > 2 * steps
+assert all(record.running == ROWS for record in continuous.trace if record.waiting)
+
+show(
+    running_over_steps(running, ROWS),
+    f"Requests running in each step. Static: {static_steps} steps, each batch starts with eight "
+    f"and thins out. Continuous: {steps} steps, all rows busy until nobody waits.",
+)
+
+# %% [markdown]
+# At the end of the lower picture a few long answers run alone: nobody waits any more. In a server somebody always does.
+#
+# ### In order of arrival
+#
+# Now small enough to see each decision: blocks of four tokens, twelve of them, and three requests A, B, C with prompts of 24,
+# 28 and 3 tokens. A takes six blocks. C needs one, and six are free. B, before it, needs seven.
+
+# %%
+BLOCK_SIZE, NUM_BLOCKS = 4, 12
+
+
+def serve_small(lengths, **settings):
+    """Serve A, B, C … of (prompt tokens, answer tokens); what happened, and the answers."""
+    small = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 32}
+    llm = tiny_llm(**(small | {"max_num_seqs": 8} | settings))
+    timeline = Timeline(llm.engine)
+    for index, (prompt, answer) in enumerate(lengths):
+        token_ids = [(7 * index + 3 * i + 5) % 300 for i in range(prompt)]
+        add(llm, "ABCDEFGH"[index], token_ids, answer)
+    return timeline, drain(llm)
+
+
+queue, _ = serve_small([(24, 8), (28, 8), (3, 8)])
+first = queue.steps[0]
+print({name: moment.state for name, moment in first.requests.items()}, "  free:", first.free)
+entered = {name: states.index("prefill") for name, states in queue.states().items()}
+print("enters in step:", entered)
+assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
+
+# %% [markdown]
+# C waits as well, though there is room for it. **First come, first served**: if the small ones overtook, a large one might wait
+# for ever. It has a price, which you have just seen: six blocks idle for eight steps.
+#
+# And why does B wait, though six of its seven blocks are there? **Only who can finish its prompt is let in.** Two requests with half
+# a prompt each could hold all blocks between them, and neither could go on.
+#
+# ### A budget of tokens
+#
+# A row that decodes computes one token, a prompt computes many. So that no step takes for ever, a step has a
+# [token budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
+# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8, prompts of 3 and 20 tokens:
+
+# %%
+chunks, _ = serve_small([(3, 2), (20, 2)], max_num_batched_tokens=8)
+for index, step in enumerate(chunks.steps):
+    print(index, {name: f"{m.state} {m.tokens}" for name, m in step.requests.items()})
+spent = [[m.tokens for m in step.requests.values()] for step in chunks.steps]
+assert spent == [[3, 5], [1, 7], [8], [1]]
+assert all(sum(tokens) <= 8 for tokens in spent)
+
+# %% [markdown]
+# A speaks in each of its steps and is not held up by the long prompt beside it. B says nothing until all its 20 tokens are
+# computed; then its first token comes out of the last chunk.
+#
+# ### When the blocks run out
+#
+# Nothing was reserved for answers. So they grow into the same free blocks, and one day a decode finds none. Then
+# somebody must give blocks back: [preemption](../docs/glossary.md#preemption). Five requests, twelve blocks.
+
+# %%
+FIVE = [(6, 18), (9, 14), (20, 8), (5, 16), (11, 6)]
+SMALL = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
+unhurried, wanted = serve_small(FIVE, num_blocks=100)
+recompute, by_recompute = serve_small(FIVE, **SMALL)
+swap, by_swap = serve_small(FIVE, preemption="swap", swap_space="1MiB", **SMALL)
+
+for index, step in enumerate(recompute.steps):
+    if step.preempted:
+        print(f"step {index}: {step.preempted} gives way; {step.free} blocks free after the step")
+assert by_recompute == by_swap == wanted and unhurried.preemptions == 0 < recompute.preemptions
+assert [step.preempted for step in recompute.steps if step.preempted] == [("D",), ("C",)]
+
+# %% [markdown]
+# First D, the youngest that runs; a step later C. Their blocks have gone to A and B, which were there before them. There are two
+# ways to come back:
+#
+# - **[Recompute](../docs/glossary.md#recompute)**: drop the keys and values. The prompt *and what has been said so far* become
+#   the new prompt, and are computed again.
+# - **[Swap](../docs/glossary.md#swap)**: copy the blocks to the host's memory, and later copy them back.
+#
+# Either way the answers are those of a machine with plenty of memory, token by token; the last cell has compared them.
+#
+# ### What each way costs
+#
+# Count, on the 48 chats, with 100 blocks of 16: tokens computed again, and bytes moved.
+
+
+# %%
+def serve_mix(**settings):
+    llm = tiny_llm(num_blocks=100, **settings)
+    timeline = Timeline(llm.engine)
+    for request in mix:
+        add(llm, request.id, prompts[request.id], request.max_tokens)
+    return llm, timeline, drain(llm)
+
+
+block_kib = KVSpec.from_model(TINY, torch.float32).bytes_per_block(16) / 1024
+runs = {
+    "recompute": serve_mix(),
+    "swap": serve_mix(preemption="swap", swap_space="64MiB"),
+}
+table(
+    ["", "steps", "preemptions", "tokens computed", "of them again", "KiB moved"],
+    [
+        (name, len(t.steps), t.preemptions, t.computed, t.again, t.blocks_moved * block_kib)
+        for name, (_, t, _) in runs.items()
+    ],
+)
+assert all(said == answers for _, _, said in runs.values())
+
+# %%
+once = sum(map(len, prompts.values())) + sum(lengths) - len(mix)
+_, recomputed, _ = runs["recompute"]
+_, swapped, _ = runs["swap"]
+compare(my_again_percent, round(100 * recomputed.again / once), "computed again for each 100")
+assert swapped.computed == once == recomputed.computed - recomputed.again
+assert swapped.again == 0 == recomputed.blocks_moved
+
+# %% [markdown]
+# (`once` is what has to be computed in any case: prompts and answers, less the last token of each answer, which nobody reads.)
+#
+# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap moves its
+# blocks, twice:
+
+
+# %%
+def held_when_preempted(timeline):
+    """(tokens, blocks) of each victim, in the step before."""
+    return [
+        (before.requests[name].stored, len(before.requests[name].blocks))
+        for before, step in pairwise(timeline.steps)
+        for name in step.preempted
+    ]
+
+
+assert sum(tokens for tokens, _ in held_when_preempted(recomputed)) == recomputed.again
+assert 2 * sum(blocks for _, blocks in held_when_preempted(swapped)) == swapped.blocks_moved
+say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
+
+# %% [markdown]
+# ### Which is cheaper?
+#
+# Tokens against bytes: to compare them we need two speeds of a machine, how fast it computes prompts and how fast it copies
+# blocks. Measure both here, on SmolLM2, with a pool of 32 blocks. (Timings: your figures will differ from the stored ones.)
+
+# %% tags=["nbval-ignore-output"]
+llm = LLM(
+    num_blocks=32,
+    max_model_len=512,
+    preemption="auto",
+    swap_space="64MiB",
+    enable_prefix_caching=False,
+)
+spec, manager = llm.engine.storage.spec, llm.engine.manager
+one_token = SamplingParams(temperature=0, max_tokens=1)
+
+
+def fastest(action, *arguments, times=3, **options):
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        action(*arguments, **options)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def there_and_back(blocks):
+    assert manager.swap.swap_out([blocks]) and manager.swap.swap_in([blocks])
+    if llm.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+# %% tags=["nbval-ignore-output"]
+from minipaged import BlockTable
+
+recompute_ms, swap_ms = {}, {}
+for tokens in (32, 64, 128, 256, 384):
+    prompt = {"prompt_token_ids": list(range(100, 100 + tokens))}
+    recompute_ms[tokens] = 1e3 * fastest(llm.generate, prompt, one_token, use_tqdm=False)
+    blocks = BlockTable(llm.engine.pool, 16)
+    blocks.append(tokens)
+    swap_ms[tokens] = 1e3 * fastest(there_and_back, blocks)
+    blocks.free()
+a_token, a_block = recompute_ms[128] / 128, swap_ms[128] / 8  # the two speeds, at 128 tokens
+table(
+    ["tokens held", "ms to compute again", "predicted", "ms to move out and back", "predicted"],
+    [(str(n), recompute_ms[n], n * a_token, swap_ms[n], n / 16 * a_block) for n in recompute_ms],
+)
+
+# %% [markdown]
+# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held, so no length is "long
+# enough" for the other way to win. What decides is a ratio of the two speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed of the bus at which both
+# cost the same**. On a slower one, recompute.
+
+# %% tags=["nbval-ignore-output"]
+TOKENS = 256
+moved_bytes = 2 * spec.bytes_for(TOKENS, 16)
+bandwidth = moved_bytes / (swap_ms[TOKENS] / 1e3)
+crossing = moved_bytes / (recompute_ms[TOKENS] / 1e3)
+cheaper = "swapping" if bandwidth > crossing else "recomputing"
+say(f"""
+    {TOKENS} tokens: {moved_bytes / 2**20:.0f} MiB moved. Here blocks are copied at
+    {bandwidth / 1e9:.2g} GB/s; the two ways cost the same at {crossing / 1e9:.2g} GB/s. So on this
+    machine {cheaper} is cheaper, {max(bandwidth / crossing, crossing / bandwidth):.0f} times.
+""")
+show(
+    preemption_costs(
+        recompute_ms,
+        swap_ms,
+        tokens=TOKENS,
+        recompute_ms=recompute_ms[TOKENS],
+        moved_bytes=moved_bytes,
+        bandwidth=bandwidth,
+    ),
+    "Left: milliseconds of both ways against the tokens held. Right: recompute is a flat line, "
+    "swap falls with the speed of the bus; they cross at the speed where both cost the same.",
+)
+
+# %% [markdown]
+# Without a GPU there is no bus: "host" and "device" are the same memory, and computing is slow. So swap looks far better here than
+# in the paper, whose two ways came out about equal for blocks of 16 to 64 (its section 7.3). Does the same arithmetic say so
+# for its machine? An A100 does at most 312 · 10¹² operations a second, and its bus carries 32 · 10⁹ bytes a second. A token takes
+# two operations for each parameter; OPT-13B has 800 KB of keys and values a token.
+
+
+# %%
+def microseconds_per_token(parameters, kv_bytes, operations=312e12, bus=32e9):
+    """(recompute, swap) for one token, at the full speed of an A100 and its bus."""
+    return 1e6 * 2 * parameters / operations, 1e6 * 2 * kv_bytes / bus
+
+
+llama = KVSpec(num_layers=32, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+costs = {
+    "OPT-13B": microseconds_per_token(13e9, 800 * 1024),
+    "Llama 3 8B": microseconds_per_token(8e9, llama.bytes_per_token),
+}
+table(
+    ["on an A100, µs a token", "recompute", "swap", "ratio"],
+    [(name, again, moved, again / moved) for name, (again, moved) in costs.items()],
+)
+assert 1 < costs["OPT-13B"][0] / costs["OPT-13B"][1] < 2
+assert costs["Llama 3 8B"][0] / costs["Llama 3 8B"][1] > 6
+
+# %% [markdown]
+# It does: for OPT-13B the two are within a factor of two, and small blocks make small copies, which use only part of the bus. (No
+# machine reaches these full speeds; that moves both.) Llama 3, whose query heads share their keys
+# ([GQA](../docs/glossary.md#gqa)), has little to move. By this arithmetic swap should have won since. Yet vLLM today only
+# recomputes. "Why" comes back to that.
+#
+# ## The picture
+#
+# Five requests in twelve blocks, each step a column. First recompute.
+
+# %%
+show(
+    gantt(recompute.states()),
+    "A chart of five requests over the steps: A and B run through; C and D are preempted, wait, "
+    "compute their prompts again and finish; E enters last.",
+)
+assert [step.admitted for step in recompute.steps if step.admitted][-2:] == [("C",), ("D", "E")]
+
+# %% [markdown]
+# C comes back as soon as there is room for all of it, and computes prompt and answer again (the second black bar). It was
+# preempted after D, and yet it returns first: it is older. D, in turn, comes back in the very step in which E enters, before it.
+#
+# The same with swap: no second black bars, for nothing is computed again (the one black step when a request returns is its
+# newest token). A request that comes back goes on at once. That shifts who grows when, and so who must leave: here there are four
+# preemptions instead of two. It is chance, not a rule: on the 48 chats both ways had the same number.
+
+# %%
+show(
+    gantt(swap.states()),
+    "The same chart with swap: C, D and E leave with their blocks and come back with them: "
+    f"{swap.preemptions} preemptions instead of {recompute.preemptions}.",
+)
+assert (recompute.preemptions, swap.preemptions) == (2, 4)
+assert recomputed.preemptions == swapped.preemptions
+assert swap.again == 0 < recompute.again
+
+# %% [markdown]
+# Walk through the first chart. Blue blocks were taken in this step. Watch who is in line, and in which order; and when the pool fills.
+
+
+# %%
+def draw(step):
+    view, before = recompute.steps[step], recompute.steps[step - 1] if step else None
+    figure = pool_in_step(view, before, num_blocks=NUM_BLOCKS)
+    gone = " and ".join(view.preempted)
+    words = f"Step {step}: {view.free} of {NUM_BLOCKS} blocks free" + (
+        f"; {gone} gave way." if gone else "."
+    )
+    return figure, words
+
+
+Stepper(len(recompute.steps), draw, start=4)
+
+# %% [markdown]
+# ## Why
+#
+# **Why the youngest?** The queue and the running requests together are always in order of arrival: all that run are older than
+# all that wait. Taking the youngest keeps it so, and the oldest can never be preempted, so it ends. Then the next is the oldest.
+# *Nobody waits for ever*, whatever the others do. Preempt the oldest instead, and two long requests may take turns in
+# throwing each other out. Check the order in all steps of the 48 chats:
+
+# %%
+RUNS = ("prefill", "decode", "idle")
+arrival = {request.id: index for index, request in enumerate(mix)}
+for timeline in (recomputed, swapped):
+    for step in timeline.steps:
+        inside = [arrival[n] for n, m in step.requests.items() if m.state in RUNS]
+        outside = [arrival[n] for n, m in step.requests.items() if m.state not in RUNS]
+        assert not outside or max(inside) < min(outside)
+    assert not any(mix[0].id in step.preempted for step in timeline.steps)
+
+# %% [markdown]
+# **Why not be more careful at the door?** One can: a [watermark](../docs/glossary.md#watermark) keeps some blocks free when a
+# request is admitted, for those inside to grow into. What does it bring, and what does it cost?
+
+# %%
+marks = {share: serve_mix(watermark=share)[1] for share in (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)}
+table(
+    ["blocks kept free", "preemptions", "computed again", "steps"],
+    [(f"{100 * s:.0f} %", t.preemptions, t.again, len(t.steps)) for s, t in marks.items()],
+)
+assert marks[0.05].preemptions < marks[0.0].preemptions / 2 and marks[0.4].preemptions == 0
+assert len(marks[0.05].steps) < len(marks[0.0].steps) and len(marks[0.4].steps) > 560
+
+# %% [markdown]
+# A little care is free: with 5 % there are less than half as many preemptions, and even a few steps less. Much care is expensive:
+# with 40 % nobody is ever preempted, and it takes far more steps, as memory stands empty *in case*. You have met
+# that before: it is a [reservation](../docs/glossary.md#reservation). Preemption is not a failure of the scheduler. It is what
+# lets it not reserve. (The engine's default is 1 %.)
+#
+# **Why does vLLM only recompute?** A block that is given up is not wiped. With
+# [prefix caching](../docs/glossary.md#prefix-caching) ([lesson 10](10_sharing_prefixes.ipynb)) its content stays known until somebody else needs the block.
+# A victim that returns finds part of its own keys still there:
+
+# %%
+_, cached, said = serve_mix(enable_prefix_caching=True)
+say(f"""
+    Computed again: {number(recomputed.again)} tokens without prefix caching,
+    {number(cached.again)} with it.
+""")
+assert said == answers and cached.preemptions == recomputed.preemptions
+assert 0.5 < cached.again / recomputed.again < 2 / 3
+
+# %% [markdown]
+# A good third of the work is saved, without a byte moved or a line of code for swapping. And recomputing shares a step with the
+# decodes of others, while a copy has to be waited for. So an engine that leaves swap out loses less than the arithmetic says, and
+# is simpler. (That is our reading. vLLM's documents only say that preempted requests are recomputed.)
+#
+# ## The code as it stands
+#
+# One step's plan. Decodes, then chunks, then admission; what follows when nothing could be planned is last.
+
+# %%
+from minipaged.engine.scheduler import Scheduler
+
+show_source(Scheduler.schedule, Scheduler._plan_decode_group, Scheduler.preempt_youngest)
+show_source(Scheduler._admit, Scheduler._may_enter)
+
+# %% [markdown]
+# Three questions to read it with. Why does a preempted request go to the *left* of the queue? Why does `_admit` stop at the first one
+# that may not enter, rather than try the next? Why does an empty engine ignore the watermark?
+#
+# With `preemption="auto"` the engine decides for each victim. It knows both speeds: it measured the copy when it started, and
+# measures the prefill as it goes. Say a token takes 1 ms to compute, and moving a block of 16 takes 4 ms on one
+# machine and 20 ms on another. Which victims are swapped?
+
+# %%
+from minipaged.engine.preemption import PreemptionCost
+
+show_source(PreemptionCost.prefers_swap)
+held = (1, 3, 5, 16, 17, 100)
+rows = []
+for block_ms in (4, 20):
+    cost = PreemptionCost(seconds_per_token=1e-3, seconds_per_block=block_ms * 1e-3)
+    ways = ["swap" if cost.prefers_swap(n, -(-n // 16)) else "recompute" for n in held]
+    rows.append((f"{block_ms} ms a block", *ways))
+print(f"{'tokens held':16}", *(f"{n:>10}" for n in held))
+for name, *ways in rows:
+    print(f"{name:16}", *(f"{way:>10}" for way in ways))
+assert rows[0][1:] == ("recompute",) * 2 + ("swap",) * 4 and set(rows[1][1:]) == {"recompute"}
+
+# %% [markdown]
+# Blocks are moved whole, however little is in the last one. So a very short request is recomputed even on a fast bus. The crossing is
+# where a full block costs as much as its 16 tokens. What does the engine think of this machine?
+
+# %% tags=["nbval-ignore-output"]
+cost = llm.engine.scheduler.cost
+print(
+    f"a token {1e3 * cost.seconds_per_token:.3f} ms, a block {1e3 * cost.seconds_per_block:.3f} ms"
+)
+print({n: "swap" if cost.prefers_swap(n, -(-n // 16)) else "recompute" for n in held})
+auto_llm, auto, said = serve_mix(preemption="auto", swap_space="64MiB")
+print(f"tiny model: {auto_llm.stats.num_swaps} swaps, {auto_llm.stats.num_recomputes} recomputes")
+assert said == answers
+
+# %% [markdown]
+# ## What must hold
+#
+# | | if it does not |
+# |:--|:--|
+# | what runs is older than what waits | somebody waits for ever |
+# | who is let in can finish its prompt | half prompts hold all blocks, and nobody moves |
+# | a preempted request says what it would have said | wrong answers, only under load |
+# | what can never fit is refused at the door | it waits for ever, and everybody behind it |
+# | a step with requests does something, or raises | a server that is up, and silent |
+#
+# The first three you have checked. The fourth: twelve blocks hold 48 tokens.
+
+# %%
+llm = tiny_llm(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+try:
+    add(llm, "too long", [5] * 50, 10)
+except ValueError as error:
+    print("ValueError:", error)
+assert not llm.engine.has_unfinished_requests()
+
+# %% [markdown]
+# And one whose *prompt* fits while its answer does not? Nobody knew. It runs until it is alone and the pool is full; then it ends,
+# and says so. **How many tokens does it get, with a prompt of 40?**
+
+# %%
+add(llm, "long answer", [5] * 40, 30)
+while llm.engine.has_unfinished_requests():
+    outputs = llm.engine.step()
+(completion,) = outputs[0].outputs
+print(completion.finish_reason, len(completion.token_ids))
+assert completion.finish_reason == "length" and len(completion.token_ids) == 48 - 40 + 1
+
+# %% [markdown]
+# Eight that are stored, and the last, which never needs to be. The fifth: take something away from the engine behind its back. Here
+# all its rows, as if each ended request had forgotten to give its row back. The next request can never enter.
+
+# %%
+manager = llm.engine.manager
+manager._free_rows.clear()
+add(llm, "unlucky", [5] * 4, 10)
+try:
+    llm.engine.step()
+except RuntimeError as error:
+    print("RuntimeError:", error)
+    message = str(error)
+assert "scheduled nothing" in message
+
+# %% [markdown]
+# Without that line the loop around `step` would spin for ever, with a server that answers health checks and no one else. A scheduler
+# that raises is a fault report; one that waits is a mystery.
+#
+# ## Find the bug
+#
+# An engine with recompute passes its tests: greedy answers equal those of another library, alone and twenty at once. In
+# production, at busy hours, some answers begin well and then lose the thread. Nothing is raised. The lengths are right. The same
+# question a minute later is answered well.
+#
+# Here it is, with three requests and 18 blocks of four. Beside it the right engine.
+
+# %%
+from minipaged.engine.kv_cache_manager import KVCacheManager
+
+THREE, TIGHT = [(5, 24), (9, 20), (8, 20)], 18
+right, right_answers = serve_small(THREE, num_blocks=TIGHT)
+original = KVCacheManager.leave_by_recompute
+
+
+def leave_carelessly(self, request):
+    original(self, request)
+    for sequence in request.live:
+        said = list(sequence.output.token_ids)
+        sequence.tokens = request.prompt_token_ids + said[-1:]
+
+
+KVCacheManager.leave_by_recompute = leave_carelessly
+broken, broken_answers = serve_small(THREE, num_blocks=TIGHT)
+KVCacheManager.leave_by_recompute = original
+
+
+# %%
+def first_difference(name):
+    pairs = enumerate(zip(broken_answers[name], right_answers[name], strict=True))
+    return next((index for index, (a, b) in pairs if a != b), None)
+
+
+wrong_from = {name: first_difference(name) for name in right_answers}
+for name, index in wrong_from.items():
+    print(name, "all right" if index is None else f"right for {index} tokens, then wrong")
+print("tokens that the right engine computed:", right.computed)
+assert wrong_from == {"A": None, "B": None, "C": 16}
+assert {n: len(said) for n, said in broken_answers.items()} == {"A": 24, "B": 20, "C": 20}
+
+# %% [markdown]
+# **What is wrong with C? Decide first. If you are right, you can say how many tokens the broken engine computed.** C's prompt
+# has 8 tokens.
+
+# %%
+my_computed = None  # your guess
+
+# %%
+compare(my_computed, broken.computed, "tokens computed")
+(when,) = [index for index, step in enumerate(right.steps) if step.preempted]
+spoken = right.steps[when - 1].requests["C"].stored - 8 + 1  # the newest is not stored yet
+(back,) = [i for i, step in enumerate(right.steps) if "C" in step.admitted and i >= when]
+(again,) = [i for i, step in enumerate(broken.steps) if "C" in step.admitted and i >= when]
+print(f"preempted in step {when}, after {spoken} tokens of its answer")
+print("computed when it came back, right :", right.steps[back].requests["C"].tokens)
+print("computed when it came back, broken:", broken.steps[again].requests["C"].tokens)
+
+# %% [markdown]
+# <details><summary><b>The cause</b></summary>
+#
+# C was preempted in the middle of its answer. When it came back, the broken engine computed the *prompt* and the last token;
+# everything between, all that C had said, was missing. It goes on from a text that it never wrote. The caller's list of tokens
+# is kept elsewhere, so nothing is lost there, and the length is right. A test without a shortage of blocks cannot see it.
+#
+# Real engines had it, and its relatives: the token sampled when the request returns thrown away, or sent twice; a chunk in
+# the middle of the recomputation sampled.
+# </details>
+#
+# The proof: what is missing is exactly what had been said, but for its last token.
+
+# %%
+assert spoken == wrong_from["C"]
+assert right.steps[back].requests["C"].tokens == 8 + spoken
+assert broken.steps[again].requests["C"].tokens == 8 + 1
+assert right.computed - broken.computed == spoken - 1
+roomy, roomy_answers = serve_small(THREE, num_blocks=100)
+assert roomy_answers == right_answers and roomy.preemptions == 0
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>1. All answers have the same length. What does continuous batching gain over static batches?</summary>
+#
+# If all are there at the start: nothing, all rows end together. It still gains when requests arrive over time: a
+# newcomer need not wait for the end of a batch.
+# </details>
+#
+# <details><summary>2. A request with a very long prompt waits at the head of the queue, and the pool is half free. Who suffers, and what would you lose by letting others pass?</summary>
+#
+# Everybody behind it. Let them pass, and there may always be another short one: it waits for ever, unless something
+# else (an age, a priority) bounds how often it is passed.
+# </details>
+#
+# <details><summary>3. A preempted request had 100 tokens of prompt and has said 40. How many tokens are computed when it returns, and how many new tokens come out of that?</summary>
+#
+# 140: the 139 that were stored, and the newest, which was not yet. One new token comes out, from the last row. `max_tokens`
+# still counts from the original prompt.
+# </details>
+#
+# <details><summary>4. A new card computes twice as fast on the same bus. Which way to preempt gains?</summary>
+#
+# Recompute: its time halves, the copy stays. The crossing moves to a bus twice as fast.
+# </details>
+#
+# <details><summary>5. The host's memory is full. What does an engine set to swap do with a victim?</summary>
+#
+# It recomputes: `leave_by_swap` says no and has changed nothing. The answer is the same.
+# </details>
+
+# %% [markdown]
+# ## Summary
+#
+# - Static batches run as long as their longest answer. Deciding anew at each step fills the rows as they become free.
+# - First come, first served; only who can finish its prompt enters; decodes first, within a budget of tokens.
+# - Blocks run out in the middle: the youngest gives way, and returns before any newcomer. So nobody waits for ever.
+# - Recompute costs the tokens held, swap their blocks, twice. The ratio of prefill speed to bus speed decides, not the length.
+# - What can never fit is refused; a step that can do nothing raises.
+#
+# **Next:** lesson 12 puts it all together. To go back: [10 · Sharing prefixes](10_sharing_prefixes.ipynb).
+#
+# ### Sources
+#
+# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: scheduling at each
+#   iteration.
+# - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): section 4.5, scheduling and preemption; 7.3, recompute against swap.
+# - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
+#   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks.
+# - vLLM, [*Optimization and Tuning*](https://docs.vllm.ai/en/stable/configuration/optimization/): preempted requests are
+#   recomputed.
