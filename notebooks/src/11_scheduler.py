@@ -340,8 +340,10 @@ table(
 )
 
 # %% [markdown]
-# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held, so no length is "long
-# enough" for the other way to win. What decides is a ratio of the two speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed of the bus at which both
+# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held. Recompute
+# does not grow quite evenly: each step has a fixed cost, which few tokens cannot share, and attention over many tokens costs
+# more for each. But where the two lines are far apart, no length makes the other way win. What decides is a ratio of the two
+# speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed of the bus at which both
 # cost the same**. On a slower one, recompute.
 
 # %% tags=["nbval-ignore-output"]
