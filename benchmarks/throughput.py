@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from minipaged.machine import busy_seconds
+
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".peers"
 MIXES = ROOT / "minipaged" / "workloads"
@@ -73,12 +75,6 @@ def environment(threads: int, preloads: list[str]) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-
-
-def busy_seconds() -> float:
-    """Processor seconds that the whole machine has spent on anything but waiting."""
-    times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0)
 
 
 def run_watched(command: list[str], env: dict[str, str]) -> tuple[int, str, str, int]:

@@ -95,6 +95,12 @@ def require_memory(needed: int, purpose: str) -> None:
         )
 
 
+def busy_seconds() -> float:
+    """Processor seconds that the whole machine has spent on anything but waiting, since it started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
 def find_model_file() -> str | None:
     """Where the default model lies, None if it is not installed. Imports torch."""
     from minipaged.model.loading import ModelLoadError, find_model

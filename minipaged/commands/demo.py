@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16
 NEEDED_MEMORY = 2 * 2**30  # bytes: torch, the model in float32 and one cache at a time
 QUICK_STRIDE = 3
+BUSY = 0.1  # share of the processor taken by others from which on times are doubtful
 QUESTION = "Why do libraries keep books on many short shelves?"
 
 
@@ -109,6 +110,9 @@ def demonstrate(args: argparse.Namespace) -> int:
         )
         return 0
     print_comparison(runs)
+    foreign = max(run.foreign_share for run in runs)
+    if foreign > BUSY:
+        print(f"Other programs used up to {foreign:.0%} of the processor: the times are partly theirs.")
     print(f"Same answer, token for token, under both: {same} of {len(requests)} requests.")
     if same < len(requests):
         print(f"({dtype} rounds differently in a batch of another size; --dtype float32 agrees everywhere.)")

@@ -6,6 +6,7 @@ engine with two block sizes: a block as long as the longest request is a contigu
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from minipaged.engine.plan import StepPlan
 from minipaged.engine.sampling_params import SamplingParams
 from minipaged.engine.sizing import parse_bytes
 from minipaged.engine.stats import StepRecord
+from minipaged.machine import busy_seconds
 from minipaged.model.loading import LoadedModel
 
 
@@ -27,6 +29,8 @@ class Run:
     """What one policy did with the requests.
 
     samples: one record per step, times in seconds from the start. waste: the sum of one report per step.
+    foreign_share: share of the processor that other programs used meanwhile, 0 … 1. A busy machine stalls
+    every step that runs on several threads, so with more than a tenth or so the times say little.
     """
 
     policy: str
@@ -35,6 +39,7 @@ class Run:
     seconds: float
     samples: list[StepRecord]
     waste: WasteReport
+    foreign_share: float
 
     def figures(self) -> dict[str, Any]:
         """Every number of a comparison. Shares of the budget are means over the steps; times in seconds."""
@@ -53,6 +58,7 @@ class Run:
             "ttft_mean": sum(ttft) / len(ttft),
             "ttft_worst": max(ttft),
             "seconds": self.seconds,
+            "foreign_share": self.foreign_share,
         }
 
 
@@ -121,16 +127,25 @@ def serve(
         parse_bytes(kv_memory, "kv_memory"), block_size, llm.engine.storage.spec.bytes_per_token
     )
     llm.engine.on_step = counter
-    start = time.perf_counter()
+    start, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
     outputs = llm.generate(
         [{"prompt_token_ids": request.prompt_token_ids} for request in requests],
         [SamplingParams(temperature=0, max_tokens=r.max_tokens, ignore_eos=True) for r in requests],
         use_tqdm=use_tqdm,
     )
     seconds = time.perf_counter() - start
+    foreign = busy_seconds() - busy - (time.process_time() - own)
     assert counter.total is not None, "at least one step ran"
     samples = [replace(record, time=record.time - start) for record in llm.trace]
-    return Run(policy, llm.engine.pool.num_blocks, outputs, seconds, samples, counter.total)
+    return Run(
+        policy,
+        llm.engine.pool.num_blocks,
+        outputs,
+        seconds,
+        samples,
+        counter.total,
+        foreign_share=min(1.0, max(0.0, foreign / (seconds * (os.cpu_count() or 1)))),
+    )
 
 
 def equal_outputs(first: Run, second: Run) -> int:

@@ -76,3 +76,8 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers(model):
             max_model_len=MAX_MODEL_LEN,
             use_tqdm=False,
         )
+
+
+def test_the_share_of_other_programs_is_a_share(runs):
+    assert all(0 <= run.foreign_share <= 1 for run in runs)
+    assert all(run.figures()["foreign_share"] == run.foreign_share for run in runs)
