@@ -16,7 +16,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-w
 # Folders whose stored notebooks are run again and compared.
 NOTEBOOKS := $(wildcard notebooks solutions)
 
-.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers clean
+.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers home clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -71,6 +71,9 @@ bench: setup ## time this engine beside its peers on the same requests (ARGS="--
 
 peers: setup ## install vLLM's CPU build beside us, in .peers, for `make bench` (3 GB)
 	$(BIN)/python benchmarks/peers/install.py
+
+home: setup ## write where the repository is published into every file that says it (REPO=owner/name)
+	@$(BIN)/python scripts/set_home.py "$(REPO)"
 
 clean: ## remove .venv and everything the commands wrote
 	rm -rf .venv .peers out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

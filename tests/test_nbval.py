@@ -60,7 +60,7 @@ def test_a_cell_that_hangs_is_stopped_and_named(tmp_path):
     """Slow because a kernel starts and the cell is given two seconds."""
     notebook = make(tmp_path, "# %%\nprint(1)\n\n# %%\nimport time\ntime.sleep(0)\n")
     stored = nbformat.read(notebook, as_version=4)
-    stored.cells[1].source = "import time\ntime.sleep(600)"
+    stored.cells[-1].source = "import time\ntime.sleep(600)"
     nbformat.write(stored, notebook)
     run = nbval(notebook, timeout=2)
     assert run.returncode == 1 and "sleep(600)" in run.stdout and "imeout" in run.stdout

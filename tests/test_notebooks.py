@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minipaged.course import build
+from minipaged.course import build, home
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
@@ -138,7 +138,8 @@ def test_a_lesson_has_a_figure_in_words_too(path):
 @lessons
 def test_a_lesson_is_neither_a_page_nor_a_book(path):
     least = 15 if path.name.startswith("00") else 30
-    assert least <= len(read(path).cells) <= 65
+    cells = [cell for cell in read(path).cells if not cell.id.endswith("-home")]
+    assert least <= len(cells) <= 65
 
 
 @lessons
@@ -158,9 +159,25 @@ def test_a_lesson_asserts_what_it_says(path):
 
 
 @lessons
-def test_a_lesson_installs_nothing(path):
-    """Setting up is `make setup`; a lesson that fetches code by address would run whatever is found there."""
-    assert not re.search(r"pip\b|git\+", "\n".join(cell.source for cell in code_cells(path)))
+def test_a_lesson_installs_only_what_it_was_opened_from(path):
+    """Code fetched from a fixed address would be whatever is found there; the first cell has none."""
+    first, *others = [cell.source for cell in code_cells(path)]
+    assert first == home.FIRST_CELL.read_text().rstrip()
+    assert home.declared_repository() not in first
+    assert not re.search(r"pip\b|git\+", "\n".join(others))
+
+
+@lessons
+def test_the_cell_that_installs_is_folded_and_says_nothing_here(path):
+    first = code_cells(path)[0]
+    assert first.metadata.jupyter.source_hidden and first.metadata.cellView == "form"
+    assert first.outputs == []
+
+
+@lessons
+def test_a_badge_under_the_title_opens_the_lesson_in_colab(path):
+    address = f"/github/{home.declared_repository()}/blob/{home.BRANCH}/notebooks/{path.name})"
+    assert read(path).cells[0].source.splitlines()[2].endswith(address)
 
 
 def package_names():

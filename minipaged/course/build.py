@@ -1,16 +1,20 @@
-"""Build the lessons: each `notebooks/src/NN_name.py` is executed into `notebooks/NN_name.ipynb`.
+"""Build the lessons and the exercises: execute their sources into notebooks.
 
     python -m minipaged.course.build             build all
-    python -m minipaged.course.build 02 04       build lessons 02 and 04
+    python -m minipaged.course.build 02 04       build lessons and exercises 02 and 04
     python -m minipaged.course.build --check     which notebooks differ from their source? executes nothing
 
-Run it from the root of the repository. The same source gives the same bytes: cell ids come from the name of
-the lesson, and neither times, versions nor widget state are stored.
+`notebooks/src/NN_name.py` becomes `notebooks/NN_name.ipynb`; exercise_build.py says what becomes of those in
+`solutions/src`, and builds those only. Run it from the root of the repository. The same source gives the same
+bytes: cell ids come from its name, and neither times, versions nor widget state are stored.
 """
 
 import argparse
+import copy
 import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jupytext
@@ -18,9 +22,13 @@ import nbclient
 import nbformat
 from nbformat import NotebookNode
 
+from minipaged.course.home import FIRST_CELL, badge
+
 FOLDER = Path("notebooks")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 300
+# Folded in JupyterLab and in Colab, left out of the site.
+FIRST_CELL_METADATA = {"tags": ["remove-cell"], "jupyter": {"source_hidden": True}, "cellView": "form"}
 
 KERNEL_ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
@@ -30,8 +38,23 @@ KERNEL_ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is built from the sources in `folder`/src, and how."""
+
+    folder: Path
+    build: Callable[[Path], Sequence[Path]]
+    difference: Callable[[Path], str | None]
+    orphans: Callable[[Path], list[Path]]
+
+
 def read_source(source: Path) -> NotebookNode:
-    """The notebook that a text source describes, not executed, with the ids it always gets."""
+    """The notebook that a lesson's source describes, not executed."""
+    return with_home_cells(parse(source), f"{source.parent.parent.name}/{source.stem}.ipynb")
+
+
+def parse(source: Path) -> NotebookNode:
+    """The cells of a text source with the ids they always get."""
     notebook = jupytext.read(source)
     notebook.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
@@ -39,6 +62,24 @@ def read_source(source: Path) -> NotebookNode:
     for index, cell in enumerate(notebook.cells):
         cell["id"] = f"{source.stem}-{index:03d}"[:64]
         cell.metadata.pop("lines_to_next_cell", None)
+    return notebook
+
+
+def with_home_cells(notebook: NotebookNode, path: str) -> NotebookNode:
+    """Add what every notebook opens with: a badge under its title, and the cell that installs on Colab.
+
+    `path` is where the notebook is stored in the repository, as in "notebooks/02_kv_growth.ipynb". A notebook
+    that does not begin with Markdown gets the cell only. Ids of the other cells stay as they are.
+    """
+    cells = notebook.cells
+    has_title = bool(cells) and cells[0].cell_type == "markdown"
+    if has_title:
+        title, newline, rest = cells[0].source.partition("\n")
+        cells[0].source = f"{title}\n\n{badge(path)}{newline}{rest}"
+    home = nbformat.v4.new_code_cell(FIRST_CELL.read_text(encoding="utf-8").rstrip())
+    home["id"] = f"{Path(path).stem}-home"[-64:]
+    home.metadata.update(copy.deepcopy(FIRST_CELL_METADATA))
+    cells.insert(int(has_title), home)
     return notebook
 
 
@@ -76,9 +117,14 @@ def target_of(source: Path) -> Path:
 
 
 def build(source: Path) -> Path:
-    """Execute one source and write its notebook."""
-    target = target_of(source)
-    notebook = execute(read_source(source), target.parent)
+    """Execute one source and write its notebook; returns where."""
+    return run_and_write(read_source(source), target_of(source))
+
+
+def run_and_write(notebook: NotebookNode, target: Path) -> Path:
+    """Execute a notebook in the folder of `target`, then write it there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    notebook = execute(notebook, target.parent)
     nbformat.validate(notebook)
     nbformat.write(notebook, target)
     return target
@@ -86,29 +132,26 @@ def build(source: Path) -> Path:
 
 def difference(source: Path) -> str | None:
     """What sets the stored notebook apart from its source, or None. Nothing is executed."""
-    target = target_of(source)
+    return compare_cells(read_source(source), target_of(source))
+
+
+def compare_cells(wanted: NotebookNode, target: Path) -> str | None:
+    """What sets the cells of the notebook stored at `target` apart from those of `wanted`, or None."""
     if not target.exists():
         return f"{target} is missing"
-    wanted, stored = read_source(source).cells, nbformat.read(target, as_version=4).cells
-    if len(wanted) != len(stored):
-        return f"{target} has {len(stored)} cells, its source has {len(wanted)}"
-    for index, (want, have) in enumerate(zip(wanted, stored, strict=True)):
-        for field in ("cell_type", "id", "source"):
+    stored = nbformat.read(target, as_version=4).cells
+    if len(wanted.cells) != len(stored):
+        return f"{target} has {len(stored)} cells, its source has {len(wanted.cells)}"
+    for index, (want, have) in enumerate(zip(wanted.cells, stored, strict=True)):
+        for field in ("cell_type", "id", "source", "metadata"):
             if want[field] != have[field]:
                 return f"{target}, cell {index}: its {field} is not what the source says"
-        if want.metadata.get("tags", []) != have.metadata.get("tags", []):
-            return f"{target}, cell {index}: its tags are not what the source says"
     return None
 
 
-def find_sources(folder: Path, numbers: list[str]) -> list[Path]:
-    """The text sources of the lessons asked for, all when none is named."""
+def find_sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
+    """The text sources in `folder`/src whose number is asked for, all when none is named."""
     sources = sorted((folder / "src").glob("[0-9][0-9]_*.py"))
-    if not sources:
-        raise FileNotFoundError(f"no {folder}/src/NN_name.py here: run this from the root of the repository")
-    unknown = set(numbers) - {source.name[:2] for source in sources}
-    if unknown:
-        raise FileNotFoundError(f"no lesson {', '.join(sorted(unknown))} in {folder}/src")
     return [source for source in sources if not numbers or source.name[:2] in numbers]
 
 
@@ -119,28 +162,41 @@ def orphans(folder: Path) -> list[Path]:
     ]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(kinds: Sequence[Kind], description: str | None, arguments: Sequence[str] | None = None) -> int:
+    """The command line of a build; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m minipaged.course.build",
-        description=__doc__,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("lessons", nargs="*", metavar="NN", help="two digits; all lessons when none is given")
+    parser.add_argument("numbers", nargs="*", metavar="NN", help="two digits; everything when none is given")
     parser.add_argument("--check", action="store_true", help="compare sources and notebooks, execute nothing")
     options = parser.parse_args(arguments)
-    try:
-        sources = find_sources(FOLDER, options.lessons)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
+    chosen = [(kind, source) for kind in kinds for source in find_sources(kind.folder, options.numbers)]
+    unknown = set(options.numbers) - {source.name[:2] for _, source in chosen}
+    if unknown or not chosen:
+        places = " or ".join(f"{kind.folder}/src" for kind in kinds)
+        what = f"no source {', '.join(sorted(unknown))}" if unknown else "no NN_name.py"
+        print(f"{what} in {places}: run this from the root of the repository", file=sys.stderr)
         return 2
     if options.check:
-        found = [text for source in sources if (text := difference(source))]
-        found += [f"{path} has no source" for path in orphans(FOLDER)]
-        print("\n".join(found) or f"{len(sources)} notebooks agree with their sources")
+        found = [text for kind, source in chosen if (text := kind.difference(source))]
+        found += [f"{path} has no source" for kind in kinds for path in kind.orphans(kind.folder)]
+        print("\n".join(found) or f"{len(chosen)} sources agree with their notebooks")
         return 1 if found else 0
-    for source in sources:
-        print(build(source), flush=True)
+    for kind, source in chosen:
+        for target in kind.build(source):
+            print(target, flush=True)
     return 0
+
+
+LESSONS = Kind(FOLDER, lambda source: [build(source)], difference, orphans)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from minipaged.course.exercise_build import EXERCISES  # it uses this module
+
+    return run([LESSONS, EXERCISES], __doc__, arguments)
 
 
 if __name__ == "__main__":
