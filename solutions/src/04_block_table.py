@@ -73,7 +73,7 @@ class MyBlockPool:
         ### END SOLUTION
 
     def free(self, blocks):
-        """Take blocks back; ValueError, and nothing has changed, when one is not held or named twice."""
+        """Take blocks back; ValueError, and no change, when one is not held or named twice."""
         ### BEGIN SOLUTION
         wrong = [block for block in blocks if block not in self.held]
         if wrong or len(set(blocks)) < len(blocks):
@@ -142,7 +142,7 @@ class MyBlockTable:
         self.num_tokens = 0
 
     def append(self, n):
-        """Room for `n` more tokens: True, or False and nothing has changed when the pool is short."""
+        """Room for `n` more tokens: True; False, and no change, when the pool is short."""
         ### BEGIN SOLUTION
         total = self.num_tokens + n
         blocks = self.pool.allocate(-(-total // self.block_size) - len(self.blocks))

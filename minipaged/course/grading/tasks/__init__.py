@@ -11,6 +11,9 @@ _MODULES = {
     "memory_plan": "ex02",
     "allocator": "ex04",
     "block_table": "ex04",
+    "ref_counts": "ex09",
+    "fork": "ex09",
+    "write_kv": "ex06",
 }
 
 
