@@ -72,6 +72,14 @@ def test_the_answers_share_a_namespace_in_order():
         assert (learner.a, learner.b) == (2, 6)
 
 
+def test_another_process_has_the_same_answers_and_objects_of_its_own(learner):
+    learner.Counter.limit = 3
+    with learner.in_another_process() as other:
+        assert other.Counter(start=2).add(1).total == 3
+        with pytest.raises(Raised, match="AttributeError"):
+            _ = other.Counter.limit
+
+
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [

@@ -9,10 +9,14 @@ from minipaged.course.grading.task import Task
 _MODULES = {
     "bytes_per_token": "ex02",
     "memory_plan": "ex02",
+    "arena": "ex03",
+    "waste": "ex03",
     "allocator": "ex04",
     "block_table": "ex04",
     "ref_counts": "ex09",
     "fork": "ex09",
+    "block_hash": "ex10",
+    "prefix_cache": "ex10_cache",
     "write_kv": "ex06",
 }
 
