@@ -17,7 +17,10 @@ _MODULES = {
     "fork": "ex09",
     "block_hash": "ex10",
     "prefix_cache": "ex10_cache",
+    "scheduler_step": "ex11",
     "write_kv": "ex06",
+    "decode_kernel": "ex07",
+    "combine": "ex07",
 }
 
 
