@@ -13,8 +13,8 @@ JOBS ?= 2
 BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=1
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
-# Folders whose stored notebooks are run again and compared.
-NOTEBOOKS := $(wildcard notebooks solutions)
+# Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
+NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
 .PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers home clean
 .DEFAULT_GOAL := help
@@ -47,7 +47,7 @@ ifneq ($(NOTEBOOKS),)
 	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
 endif
 
-build: setup ## execute the lessons' sources (notebooks/src) into notebooks (ARGS=02: one lesson)
+build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
 	$(BIN)/python -m minipaged.course.build $(ARGS)
 
 lint: setup ## check style and spelling

@@ -58,7 +58,7 @@ def test_the_engine_imports_only_the_core_and_the_hub_extra():
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("minipaged/", ("course", "hub")),
+        ("minipaged/", ("course", "hub", "teach")),
         ("notebooks/", ("course",)),
         ("tests/", ("course", "test", "hub")),
         ("scripts/", ()),
