@@ -9,13 +9,16 @@
 # seen, take a softmax in one pass and in pieces, and find out why a card with nothing wrong stands idle.
 #
 # About 50 minutes. Runs in half a minute on two CPU cores, without a GPU: kernels run in Triton's interpreter, and are
-# compiled for a card that is not there.
+# compiled for a card that is not there. It needs Triton, which exists for Linux and Windows: elsewhere, read along, the
+# outputs are stored.
 
 # %%
+import importlib.util
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: kernels run on the CPU
-
+if importlib.util.find_spec("triton") is None:
+    raise SystemExit("This lesson runs on Linux and Windows, where Triton exists: read along here.")
 import json
 import subprocess
 import sys
