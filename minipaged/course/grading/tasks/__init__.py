@@ -13,14 +13,14 @@ _MODULES = {
     "waste": "ex03",
     "allocator": "ex04",
     "block_table": "ex04",
+    "write_kv": "ex06",
+    "decode_kernel": "ex07",
+    "combine": "ex07_combine",
     "ref_counts": "ex09",
     "fork": "ex09",
     "block_hash": "ex10",
     "prefix_cache": "ex10_cache",
     "scheduler_step": "ex11",
-    "write_kv": "ex06",
-    "decode_kernel": "ex07",
-    "combine": "ex07",
 }
 
 
