@@ -1,210 +1,158 @@
-"""Every engine on the same requests, side by side in one run: output tokens per second, TTFT and memory.
+"""Every engine on the same requests, side by side in one run: output tokens per second, TTFT, TPOT, memory.
 
-    python benchmarks/throughput.py                        what is installed, both mixes
+    python benchmarks/throughput.py                        what is installed, three mixes
     python benchmarks/throughput.py --engines minipaged,vllm --mix chat48 --repeat 5
     make peers                                             installs vLLM's CPU build in .peers/
 
-Each sample is a process of its own, under the engine's own interpreter; the engines take turns, so a machine
-that slows down slows all of them. All requests arrive at once and run to their exact length. A sample during
-which other processes used more than 10 % of the processor is thrown away and taken again.
+Each engine is a process of its own under its own interpreter. They are loaded once and take turns; whoever
+does not serve is stopped. All requests of a mix arrive at once and run to their exact length. A sample during
+which other processes used more than 10 % of the processors is thrown away and taken again. Before all that
+the machine's bandwidth and GFLOP/s are measured, and from them the least time that a mix can take.
 """
 
+from __future__ import annotations
+
 import argparse
-import contextlib
-import json
-import os
 import statistics
-import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import psutil
+import torch
 
-from minipaged.machine import busy_seconds
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-ROOT = Path(__file__).resolve().parents[1]
-PEERS = ROOT / ".peers"
-MIXES = ROOT / "minipaged" / "workloads"
-PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")  # what vLLM recommends; every engine gets those found
-FOREIGN_SHARE = 0.10
-TRIES = 5
+from benchmarks import figures, records
+from benchmarks.floor import ModelCost, floor_of, measure_rates
+from benchmarks.goals import OURS, Summaries, goal_cells, goal_rows
+from benchmarks.mixes import Mix, named_mix
+from benchmarks.processes import (
+    ENGINES,
+    MODEL,
+    RunningEngine,
+    add_arguments,
+    export_model,
+    installed,
+    settings_from,
+    started,
+)
+from minipaged.model.hf_folder import read_config
 
-
-@dataclass(frozen=True)
-class Engine:
-    """How to start one engine. `script` is in benchmarks/engines."""
-
-    name: str
-    script: str
-    python: Path
-    option: str = ""
-    dtype: str = "bfloat16"
-
-
-OURS = Path(sys.executable)
-VLLM = PEERS / "vllm" / "bin" / "python"
-ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine("minipaged", "minipaged_engine.py", OURS),
-        Engine("minipaged-torch", "minipaged_engine.py", OURS, "torch"),
-        Engine("minipaged-float32", "minipaged_engine.py", OURS, dtype="float32"),
-        Engine("transformers", "transformers_engine.py", OURS, "static"),
-        Engine("transformers-cb", "transformers_engine.py", OURS, "continuous"),
-        Engine("vllm", "vllm_engine.py", VLLM, "compiled"),
-        Engine("vllm-eager", "vllm_engine.py", VLLM, "eager"),
-    )
-}
+DEFAULT = ("minipaged", "minipaged-torch", "vllm", "transformers", "transformers-cb")
 
 
-def find_preloads() -> list[str]:
-    """The recommended libraries that are on this machine: Debian's tcmalloc, intel-openmp's libiomp5."""
-    folders = [Path("/usr/lib/x86_64-linux-gnu"), PEERS / "vllm" / "lib", OURS.parent.parent / "lib"]
-    found = [path for name in PRELOADS for folder in folders for path in sorted(folder.glob(name))[:1]]
-    return list(dict.fromkeys(map(str, found)))
-
-
-def environment(threads: int, preloads: list[str]) -> dict[str, str]:
-    return os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "LD_PRELOAD": ":".join(preloads),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "ERROR",
+def take_samples(running: dict[str, RunningEngine], mixes: dict[str, Mix], repeat: int) -> Summaries:
+    """mix -> engine -> summary. Engines take turns; one that fails is named on stderr and left out."""
+    samples: dict[str, dict[str, list[dict]]] = {mix: {name: [] for name in running} for mix in mixes}
+    alive = dict(running)
+    for round_ in range(repeat):
+        for name, engine in list(alive.items()):
+            if round_ % engine.engine.every:
+                continue
+            try:
+                for mix, requests in mixes.items():
+                    samples[mix][name].append(engine.sample(mix, requests))
+            except RuntimeError as error:
+                print(f"  {name} is left out from now on: {error}", file=sys.stderr)
+                del alive[name]
+        print(f"round {round_ + 1} of {repeat} is done", file=sys.stderr)
+    return {
+        mix: {name: summarise(taken) for name, taken in engines.items() if taken}
+        for mix, engines in samples.items()
     }
 
 
-def run_watched(command: list[str], env: dict[str, str]) -> tuple[int, str, str, int]:
-    """Run to the end: exit status, stdout, stderr, and the peak memory of its process tree in bytes.
-
-    Memory that processes share counts once (proportional set size), looked at four times a second.
-    """
-    peak = 0
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        while True:
-            try:
-                out, err = child.communicate(timeout=0.25)
-                return child.returncode, out, err, peak
-            except subprocess.TimeoutExpired:
-                peak = max(peak, tree_memory(psutil.Process(child.pid)))
-
-
-def tree_memory(root: psutil.Process) -> int:
-    """Bytes of a process and its children."""
-    total = 0
-    with contextlib.suppress(psutil.Error):  # one of them may have just ended
-        for process in [root, *root.children(recursive=True)]:
-            total += process.memory_full_info().pss
-    return total
-
-
-def sample(engine: Engine, mix: str, model: Path, threads: int, preloads: list[str]) -> dict:
-    """One run of one engine. Raises RuntimeError with the end of its output when it fails."""
-    command = [
-        str(engine.python), str(ROOT / "benchmarks" / "engines" / engine.script), "--model", str(model),
-        "--mix", str(MIXES / f"{mix}.json"), "--dtype", engine.dtype, "--threads", str(threads),
-        "--option", engine.option,
-    ]  # fmt: skip
-    for _ in range(TRIES):
-        wall, busy, before = time.perf_counter(), busy_seconds(), os.times()
-        status, out, err, peak = run_watched(command, environment(threads, preloads))
-        after = os.times()
-        own = sum(after[:4]) - sum(before[:4])
-        wall = time.perf_counter() - wall
-        foreign = max(0.0, busy_seconds() - busy - own) / (wall * (psutil.cpu_count() or 1))
-        lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
-        if status or not lines:
-            raise RuntimeError((err or out).strip()[-2000:])
-        if foreign <= FOREIGN_SHARE:
-            return json.loads(lines[-1].removeprefix("RESULT ")) | {"peak_mib": peak // 2**20}
-        print(
-            f"  {engine.name}: others used {foreign:.0%} of the processor, sample thrown away",
-            file=sys.stderr,
-        )
-    raise RuntimeError(f"the machine was not quiet in {TRIES} tries")
-
-
-def summarise(samples: list[dict]) -> dict:
-    rates = [s["output_tokens"] / s["seconds"] for s in samples]
-    ttft = [s["ttft_mean"] for s in samples if s["ttft_mean"] is not None]
+def summarise(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the samples, the slowest and the fastest rate, and the samples themselves."""
+    rates = [sample["output_tokens"] / sample["seconds"] for sample in samples]
+    medians = {key: statistics.median(s[key] for s in samples) for key in ("ttft_mean", "peak_mib")}
+    tpot = [sample["tpot_mean"] for sample in samples if sample["tpot_mean"] is not None]
     return {
         "tokens_per_second": statistics.median(rates),
         "spread": [min(rates), max(rates)],
-        "ttft_mean": statistics.median(ttft) if ttft else None,
-        "peak_mib": statistics.median(s["peak_mib"] for s in samples),
+        **medians,
+        "tpot_mean": statistics.median(tpot) if tpot else None,
         "samples": samples,
     }
 
 
-def compare(engines: list[Engine], mixes: list[str], args: argparse.Namespace) -> dict:
-    """{mix: {engine: summary}}; an engine that fails is named on stderr and left out."""
-    preloads = [] if args.no_preload else find_preloads()
-    results: dict[str, dict] = {}
-    for mix in mixes:
-        taken: dict[str, list[dict]] = {engine.name: [] for engine in engines}
-        for round_ in range(args.repeat):
-            for engine in engines:
-                if len(taken[engine.name]) < round_:
-                    continue  # it failed before
-                try:
-                    taken[engine.name].append(sample(engine, mix, args.model, args.threads, preloads))
-                except RuntimeError as error:
-                    print(f"  {engine.name} on {mix} failed: {error}", file=sys.stderr)
-        results[mix] = {name: summarise(samples) for name, samples in taken.items() if samples}
-        print_table(mix, results[mix])
-    return {"threads": args.threads, "preloads": [Path(p).name for p in preloads], "mixes": results}
+HEADER = ["tokens/s", "spread", "TTFT (s)", "TPOT (ms)", "peak MiB", "ours / this"]
 
 
-def print_table(mix: str, results: dict[str, dict]) -> None:
-    if not results:
-        return
-    best = next(iter(results.values()))["tokens_per_second"]
-    print(f"\n{mix:<20}{'tokens/s':>10}{'spread':>16}{'TTFT (s)':>10}{'peak MiB':>10}{'first / this':>14}")
-    for name, r in results.items():
-        ttft = f"{r['ttft_mean']:.2f}" if r["ttft_mean"] is not None else "-"
-        spread = f"{r['spread'][0]:.0f} - {r['spread'][1]:.0f}"
-        rate = r["tokens_per_second"]
-        print(f"{name:<20}{rate:>10.0f}{spread:>16}{ttft:>10}{r['peak_mib']:>10.0f}{best / rate:>13.2f}x")
+def mix_rows(mix: str, engines: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """A table of one mix: a header, then a row for each engine."""
+    rows = [[mix, *HEADER]]
+    for name, found in engines.items():
+        rate = found["tokens_per_second"]
+        against = f"{engines[OURS]['tokens_per_second'] / rate:.2f} ×" if OURS in engines else "-"
+        tpot = "-" if found["tpot_mean"] is None else f"{1000 * found['tpot_mean']:.1f}"
+        spread = f"{found['spread'][0]:.0f} – {found['spread'][1]:.0f}"
+        peak = f"{found['peak_mib']:.0f}"
+        rows.append([name, f"{rate:.0f}", spread, f"{found['ttft_mean']:.2f}", tpot, peak, against])
+    return rows
 
 
-def main() -> int:
+def floor_line(result: dict[str, Any], mix: str) -> str:
+    """The floor of a mix in words, and our share of it."""
+    bandwidth, operations = (result["rates"][key] / 1e9 for key in ("bandwidth", "operations"))
+    floor = result["floors"][mix]
+    found = result["mixes"][mix].get(OURS)
+    text = (
+        f"{mix}: at {bandwidth:.0f} GB/s and {operations:.0f} GFLOP/s the floor is "
+        f"{floor['floor']:.0f} tokens/s, {floor['overlapped']:.0f} if reading hides behind multiplying"
+    )
+    if found is None:
+        return text
+    shares = (found["tokens_per_second"] / floor[key] for key in ("floor", "overlapped"))
+    return f"{text}; minipaged reaches {' and '.join(f'{share:.2f}' for share in shares)} of them"
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", default=",".join(ENGINES), help="comma-separated (default: all)")
-    parser.add_argument("--mix", default="chat48,instruct64", help="comma-separated (default: both)")
-    parser.add_argument("--repeat", type=int, default=3, help="samples of each engine (default: 3)")
+    names = ", ".join(ENGINES)
+    parser.add_argument("--engines", default=",".join(DEFAULT), help=f"comma-separated, of {names}")
+    parser.add_argument("--mix", default="chat48,instruct64,alone", help="comma-separated")
+    parser.add_argument("--requests", type=int, help="only so many of each mix, for a try")
     parser.add_argument(
-        "--threads", type=int, default=len(psutil.Process().cpu_affinity()), help="default: all cores"
+        "--repeat", type=int, default=3, help="rounds; transformers in every second (default: 3)"
     )
-    parser.add_argument(
-        "--no-preload", action="store_true", help="as installed: without tcmalloc and libiomp5"
-    )
-    parser.add_argument("--json", type=Path, help="also write every sample to this file")
-    args = parser.parse_args()
-    args.model = PEERS / "smollm2-135m"
-    unknown = [name for name in args.engines.split(",") if name not in ENGINES]
-    if unknown:
-        parser.error(f"no engine {', '.join(unknown)}; there are {', '.join(ENGINES)}")
-    engines = [ENGINES[name] for name in args.engines.split(",")]
-    for engine in engines:
-        if not engine.python.exists():
-            print(
-                f"{engine.name} is skipped: {engine.python} is missing, `make peers` builds it",
-                file=sys.stderr,
-            )
-    engines = [engine for engine in engines if engine.python.exists()]
-    subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "peers" / "export_model.py", args.model], check=True
-    )
-    results = compare(engines, args.mix.split(","), args)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    add_arguments(parser)
+    records.add_argument(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_arguments()
+    settings = settings_from(args)
+    mixes = {name: named_mix(name)[: args.requests] for name in args.mix.split(",")}
+    engines = installed(args.engines.split(","))
+    export_model()
+    dtype = getattr(torch, settings.dtype)
+    cost = ModelCost.from_config(read_config(MODEL), dtype)
+    rates = measure_rates(dtype, settings.threads)
+    floors = {name: floor_of(mix, cost, rates) for name, mix in mixes.items()}
+    with started(engines, settings) as running:
+        found = take_samples(running, mixes, args.repeat)
+    result = {
+        "threads": settings.threads,
+        "dtype": settings.dtype,
+        "preloads": [Path(path).name for path in settings.preloads],
+        "foreign_limit": settings.foreign_limit,
+        "rates": asdict(rates),
+        "floors": {name: asdict(floor) for name, floor in floors.items()},
+        "goals": goal_rows(found, floors),
+        "mixes": found,
+    }
+    for mix, engines_found in found.items():
+        print(records.table(mix_rows(mix, engines_found)), floor_line(result, mix), sep="\n", end="\n\n")
+    header = ["goal", "mix", "at least", "aim", "measured", ""]
+    print(records.table([header, *map(goal_cells, result["goals"])]))
+    path = records.write("throughput", result, {"throughput": figures.throughput(result)}, record=args.record)
+    print(f"written to {path.parent}")
     return 0
 
 

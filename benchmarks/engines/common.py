@@ -1,4 +1,4 @@
-"""What every engine of the comparison shares: arguments, the requests, and the one line of JSON it prints.
+"""What every engine of the comparison shares: arguments, and serving one mix after the other for its parent.
 
 Imports nothing but the standard library: each engine runs under its own interpreter.
 """
@@ -7,60 +7,77 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+READY, RESULT = "READY", "RESULT "
+WARM_REQUESTS, WARM_TOKENS = 4, 4
+
+
+class Served(NamedTuple):
+    """One request as it came back. Seconds; None where the engine does not tell."""
+
+    num_tokens: int
+    ttft: float | None
+    """Time to first token, from the arrival of the whole mix."""
+    decode_time: float | None
+    """From the first token to the last."""
+
+
+Serve = Callable[[list[dict]], list[Served]]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--mix", type=Path, required=True, help="JSON list of requests")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--kv-bytes", type=int, required=True, help="memory for keys and values")
+    parser.add_argument("--max-len", type=int, required=True, help="longest prompt and answer together")
     parser.add_argument("--option", default="", help="variant of the engine")
     return parser.parse_args()
 
 
-def read_mix(path: Path) -> list[dict]:
-    """[{"id", "prompt_token_ids", "max_tokens"}, …], in order of arrival; all arrive at once."""
-    return json.loads(path.read_text())
+def run(serve: Serve) -> None:
+    """Say that the engine is loaded; then serve each line of stdin (requests as JSON), print the result.
 
-
-def report(
-    requests: Sequence[dict], lengths: Sequence[int], seconds: float, ttft: Sequence[float] | None
-) -> None:
-    """Print the result. Exits with a message when an output is not exactly as long as was asked for.
-
-    ttft: seconds from the start to the first token of each request, where the engine tells.
+    serve: takes requests {"id", "prompt_token_ids", "max_tokens"} that all arrive at once.
     """
-    wanted = [request["max_tokens"] for request in requests]
-    if list(lengths) != wanted:
-        first = next(i for i, (a, b) in enumerate(zip(lengths, wanted, strict=True)) if a != b)
-        sys.exit(
-            f"request {requests[first]['id']} got {lengths[first]} tokens, {wanted[first]} were asked for"
-        )
-    result = {
+    print(READY, flush=True)
+    for line in sys.stdin:
+        requests = json.loads(line)
+        serve([request | {"max_tokens": WARM_TOKENS} for request in requests[:WARM_REQUESTS]])
+        start = time.perf_counter()
+        served = serve(requests)
+        seconds = time.perf_counter() - start
+        print(RESULT + json.dumps(result_of(requests, served, seconds)), flush=True)
+
+
+def result_of(requests: Sequence[dict], served: Sequence[Served], seconds: float) -> dict[str, Any]:
+    """Totals and means of one run. Exits with a message when an answer is not as long as was asked for."""
+    for request, answer in zip(requests, served, strict=True):
+        if answer.num_tokens != request["max_tokens"]:
+            asked = f"{request['max_tokens']} were asked for"
+            sys.exit(f"request {request['id']} got {answer.num_tokens} tokens, {asked}")
+    decoded = [s.decode_time / (s.num_tokens - 1) for s in served if s.decode_time and s.num_tokens > 1]
+    return {
         "seconds": seconds,
-        "output_tokens": sum(wanted),
-        "ttft_mean": sum(ttft) / len(ttft) if ttft else None,
+        "output_tokens": sum(answer.num_tokens for answer in served),
+        "ttft_mean": mean([s.ttft for s in served if s.ttft is not None]),
+        "tpot_mean": mean(decoded),
     }
-    print("RESULT " + json.dumps(result), flush=True)
 
 
-def serve(llm: Any, sampling_params: type, requests: Sequence[dict]) -> tuple[list[Any], float]:
-    """Warm up, then serve all requests to their exact lengths: the outputs, and the seconds that took.
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
-    llm, sampling_params: minipaged's or vLLM's, which are called alike.
-    """
+
+def generate(llm: Any, sampling_params: type, requests: Sequence[dict]) -> list[Any]:
+    """The outputs of minipaged's or vLLM's LLM, which are called alike: greedy, to the exact length."""
     prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in requests]
-    warm = sampling_params(temperature=0, max_tokens=4, ignore_eos=True)
-    llm.generate(prompts[:4], warm, use_tqdm=False)
-    params = [sampling_params(temperature=0, max_tokens=r["max_tokens"], ignore_eos=True) for r in requests]
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    return outputs, time.perf_counter() - start
-
-
-def output_lengths(outputs: Sequence[Any]) -> list[int]:
-    return [len(output.outputs[0].token_ids) for output in outputs]
+    params = [
+        sampling_params(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
+        for request in requests
+    ]
+    return llm.generate(prompts, params, use_tqdm=False)

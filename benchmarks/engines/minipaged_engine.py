@@ -1,7 +1,7 @@
 """minipaged. --option torch: without the compiled decode kernel."""
 
 import torch
-from common import arguments, output_lengths, read_mix, report, serve
+from common import Served, arguments, generate, run
 
 args = arguments()
 torch.set_num_threads(args.threads)
@@ -11,14 +11,23 @@ from minipaged.attention import cpu_kernel  # noqa: E402
 
 if args.option == "torch":
     cpu_kernel.load = lambda: None
-requests = read_mix(args.mix)
 llm = LLM(
     str(args.model),
     dtype=args.dtype,
-    kv_memory="512MiB",
-    max_model_len=2048,
+    kv_memory=args.kv_bytes,
+    max_model_len=args.max_len,
     max_num_seqs=64,
     enable_prefix_caching=False,
 )
-outputs, seconds = serve(llm, SamplingParams, requests)
-report(requests, output_lengths(outputs), seconds, [output.metrics.ttft for output in outputs])
+
+
+def serve(requests: list[dict]) -> list[Served]:
+    served = []
+    for output in generate(llm, SamplingParams, requests):
+        metrics = output.metrics
+        decode_time = metrics.last_token_time - metrics.first_token_time
+        served.append(Served(len(output.outputs[0].token_ids), metrics.ttft, decode_time))
+    return served
+
+
+run(serve)

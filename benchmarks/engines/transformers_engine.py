@@ -4,69 +4,120 @@
 import time
 
 import torch
-from common import arguments, read_mix, report
+from common import Served, arguments, run
 
 args = arguments()
 torch.set_num_threads(args.threads)
 
-from transformers import AutoModelForCausalLM, GenerationConfig  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 BATCH = 16
-requests = read_mix(args.mix)
-continuous = args.option == "continuous"
-model = AutoModelForCausalLM.from_pretrained(
-    args.model,
-    dtype=getattr(torch, args.dtype),
-    attn_implementation="paged|sdpa" if continuous else "sdpa",
-).eval()
+PAGE_SIZE = 256  # tokens, its default
+# Prompt tokens of a step, as many as ours. By default 8192: it then builds and fills a mask of so many
+# rows over the whole cache.
+MAX_BATCH_TOKENS = 2048
 
 
-def serve_static(batch: list[dict]) -> list[int]:
-    """Left-padded, greedy, without an end: answers are cut at the length that was asked for."""
-    width = max(len(r["prompt_token_ids"]) for r in batch)
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, request in enumerate(batch):
-        prompt = request["prompt_token_ids"]
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    longest = max(r["max_tokens"] for r in batch)
-    out = model.generate(
-        ids,
-        attention_mask=mask,
-        do_sample=False,
-        max_new_tokens=longest,
-        min_new_tokens=longest,
-        pad_token_id=0,
-    )
-    return [min(out.shape[1] - width, r["max_tokens"]) for r in batch]
+class Static:
+    """Left-padded batches, greedy, without an end: answers are cut at the length that was asked for."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def serve(self, requests: list[dict]) -> list[Served]:
+        start = time.perf_counter()
+        batches = [requests[i : i + BATCH] for i in range(0, len(requests), BATCH)]
+        return [served for batch in batches for served in self._serve_batch(batch, start)]
+
+    def _serve_batch(self, batch: list[dict], start: float) -> list[Served]:
+        width = max(len(r["prompt_token_ids"]) for r in batch)
+        ids = torch.zeros(len(batch), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(batch):
+            prompt = request["prompt_token_ids"]
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        longest = max(r["max_tokens"] for r in batch)
+        times: list[float] = []  # of each step
+        self.model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            pad_token_id=0,
+            stopping_criteria=[lambda ids, scores: self._note(times, ids)],
+        )
+        counts = [min(len(times), r["max_tokens"]) for r in batch]
+        return [Served(count, times[0] - start, times[count - 1] - times[0]) for count in counts]
+
+    @staticmethod
+    def _note(times: list[float], ids: torch.Tensor) -> torch.Tensor:
+        """Called after each step: stops nothing, keeps the time."""
+        times.append(time.perf_counter())
+        return torch.zeros(len(ids), dtype=torch.bool)
 
 
-def serve_continuous(batch: list[dict]) -> list[int]:
-    """Lengths differ, and one call takes one length: requests are queued one by one."""
-    config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-    manager = model.init_continuous_batching(generation_config=config)
-    manager.start()
-    try:
-        for r in batch:
-            manager.add_request(r["prompt_token_ids"], request_id=r["id"], max_new_tokens=r["max_tokens"])
-        lengths: dict[str, int] = {}
-        while len(lengths) < len(batch):
-            output = manager.get_result(timeout=60)
-            if output is not None and output.is_finished():
-                lengths[output.request_id] = len(output.generated_tokens)
-    finally:
-        manager.stop(block=True)
-    return [lengths[r["id"]] for r in batch]
+class Continuous:
+    """One manager for all mixes: making it allocates and fills the cache and the mask."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        token_bytes = 2 * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+        self.manager = model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE_SIZE,
+                # Without it the cache takes nine tenths of the machine's memory and is filled with zeros.
+                num_blocks=args.kv_bytes // (token_bytes * config.num_hidden_layers * PAGE_SIZE),
+                max_batch_tokens=MAX_BATCH_TOKENS,
+                max_requests_per_batch=64,
+                allow_block_sharing=False,
+            ),
+        )
+        self.manager.start()
+
+    def serve(self, requests: list[dict]) -> list[Served]:
+        """Lengths differ, and one call takes one length: requests are queued one by one."""
+        start = time.perf_counter()
+        for r in requests:
+            self.manager.add_request(
+                r["prompt_token_ids"],
+                request_id=r["id"],
+                max_new_tokens=r["max_tokens"],
+                record_timestamps=True,
+            )
+        found: dict[str, Served] = {}
+        while len(found) < len(requests):
+            output = self.manager.get_result(timeout=60)
+            if output is None or output.error:
+                raise RuntimeError(f"no answer within a minute, or an error: {output and output.error}")
+            times = output.timestamps
+            found[output.request_id] = Served(
+                len(output.generated_tokens), times[0] - start, times[-1] - times[0]
+            )
+        return [found[r["id"]] for r in requests]
 
 
-with torch.inference_mode():
-    warm = [dict(r, max_tokens=4) for r in requests[:4]]
-    (serve_continuous if continuous else serve_static)(warm)
-    start = time.perf_counter()
-    if continuous:
-        lengths = serve_continuous(requests)
-    else:
-        lengths = [n for i in range(0, len(requests), BATCH) for n in serve_static(requests[i : i + BATCH])]
-    seconds = time.perf_counter() - start
-report(requests, lengths, seconds, None)
+def main() -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=getattr(torch, args.dtype), attn_implementation="sdpa"
+    ).eval()
+    with torch.inference_mode():
+        if args.option == "static":
+            run(Static(model).serve)
+            return
+        engine = Continuous(model)
+        try:
+            run(engine.serve)
+        finally:
+            engine.manager.stop(block=True)
+
+
+if __name__ == "__main__":
+    main()

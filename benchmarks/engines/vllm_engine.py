@@ -1,22 +1,28 @@
 """vLLM's CPU build. --option eager, or compiled (its default)."""
 
-from common import arguments, output_lengths, read_mix, report, serve
+from common import Served, arguments, generate, run
 
 if __name__ == "__main__":  # vLLM starts its engine in a process of its own
     args = arguments()
     from vllm import LLM, SamplingParams
 
-    requests = read_mix(args.mix)
     llm = LLM(
         model=str(args.model),
         dtype=args.dtype,
-        max_model_len=2048,
+        kv_cache_memory_bytes=args.kv_bytes,
+        max_model_len=args.max_len,
         max_num_seqs=64,
         enable_prefix_caching=False,
         enforce_eager=args.option == "eager",
         disable_log_stats=False,
     )
-    outputs, seconds = serve(llm, SamplingParams, requests)
-    metrics = [output.metrics for output in outputs]
-    ttft = [m.first_token_latency for m in metrics] if all(metrics) else None
-    report(requests, output_lengths(outputs), seconds, ttft)
+
+    def serve(requests: list[dict]) -> list[Served]:
+        served = []
+        for output in generate(llm, SamplingParams, requests):
+            metrics = output.metrics
+            decode_time = metrics.last_token_ts - metrics.first_token_ts
+            served.append(Served(len(output.outputs[0].token_ids), metrics.first_token_latency, decode_time))
+        return served
+
+    run(serve)
