@@ -77,6 +77,8 @@ def grade_answer(task: Task, sources: Mapping[str, str]) -> TaskResult:
     missing = [name for name in wanted if not sources.get(name, "").strip()]
     if missing:
         return TaskResult(task, [], f"no answer found for {' and '.join(missing)}")
+    if task.prepare:
+        task.prepare()
     results: list[CheckResult] = []
     try:
         with Learner({name: sources[name] for name in wanted}, preamble=task.preamble) as learner:
@@ -85,7 +87,7 @@ def grade_answer(task: Task, sources: Mapping[str, str]) -> TaskResult:
             for check in task.checks:
                 results.append(CheckResult(check.title))  # failed until it has passed
                 results[-1] = run_check(check, learner)
-                if results[-1].not_done:
+                if results[-1].not_done or (check.guards and not results[-1].passed):
                     break
     except Raised as error:
         return TaskResult(task, results, _why_it_does_not_run(error))

@@ -81,9 +81,8 @@ class Learner:
     """
 
     def __init__(self, sources: Mapping[str, str], *, preamble: str = "") -> None:
-        self._answers, self._preamble = sources, preamble
+        self._sources, self._preamble = dict(sources), preamble
         self._folder = tempfile.TemporaryDirectory(prefix="minipaged-answer-", ignore_cleanup_errors=True)
-        self._sources = dict(sources)
         self._why_killed = ""
         start = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import runpy; runpy.run_module("
         self._process = subprocess.Popen(
@@ -115,10 +114,6 @@ class Learner:
             raise AttributeError(name)
         return self.request("name", name=name)
 
-    def in_another_process(self) -> "Learner":
-        """The same answers in a second fresh process, for what must not depend on the process."""
-        return Learner(self._answers, preamble=self._preamble)
-
     def keep(self, value: Any) -> Any:
         """Copy `value` (a tensor, a list) to the other process once; calls there can change it in place."""
         return self.request("keep", value=value)
@@ -127,9 +122,9 @@ class Learner:
         """What a remote object holds now: a tensor's elements, an iterable's items."""
         return self.request("fetch", value=value)
 
-    def again(self, preamble: str) -> "Learner":
-        """The same answers in another process, after another preamble."""
-        return Learner(self._sources, preamble=preamble)
+    def again(self, preamble: str | None = None) -> "Learner":
+        """The same answers in a second fresh process, after the same preamble or another."""
+        return Learner(self._sources, preamble=self._preamble if preamble is None else preamble)
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:

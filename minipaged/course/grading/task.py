@@ -60,12 +60,16 @@ CheckFunction = Callable[[Learner, Expect], None]
 
 @dataclass(frozen=True)
 class Check:
-    """One behaviour: what must hold (a sentence), how to see it, what a failure usually means."""
+    """One behaviour: what must hold (a sentence), how to see it, what a failure usually means.
+
+    A check that `guards` the rest is cheap and stands before expensive ones, which do not run if it fails.
+    """
 
     title: str
     function: CheckFunction
     hint: str
     seconds: float
+    guards: bool
 
 
 @dataclass(frozen=True)
@@ -93,15 +97,16 @@ class Task:
     defines: Sequence[str]
     preamble: str = ""
     needs: Sequence[str] = ()
+    prepare: Callable[[], Any] | None = None
     checks: list[Check] = field(default_factory=list)
 
     def check(
-        self, title: str, *, hint: str, seconds: float = 10.0
+        self, title: str, *, hint: str, seconds: float = 10.0, guards: bool = False
     ) -> Callable[[CheckFunction], CheckFunction]:
         """Decorator: add a check. `title` says what must hold, `hint` names the likely misconception."""
 
         def add(function: CheckFunction) -> CheckFunction:
-            self.checks.append(Check(title, function, hint, seconds))
+            self.checks.append(Check(title, function, hint, seconds, guards))
             return function
 
         return add

@@ -67,14 +67,19 @@ def test_what_the_code_raises_arrives_with_its_line(learner):
     assert learner.Counter(5).total == 5, "the process goes on"
 
 
+def test_an_answer_does_not_replace_what_was_given():
+    with Learner({"cheat": "given = lambda: 'mine'"}, preamble="def given():\n    return 'yours'") as learner:
+        assert learner.given() == "yours"
+
+
 def test_the_answers_share_a_namespace_in_order():
-    with Learner({"one": "a = 2", "two": "b = a * 3"}, preamble="a = 1") as learner:
+    with Learner({"one": "a = c + 1", "two": "b = a * 3"}, preamble="c = 1") as learner:
         assert (learner.a, learner.b) == (2, 6)
 
 
 def test_another_process_has_the_same_answers_and_objects_of_its_own(learner):
     learner.Counter.limit = 3
-    with learner.in_another_process() as other:
+    with learner.again() as other:
         assert other.Counter(start=2).add(1).total == 3
         with pytest.raises(Raised, match="AttributeError"):
             _ = other.Counter.limit

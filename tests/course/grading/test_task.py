@@ -101,6 +101,24 @@ def test_a_check_that_compares_nothing_is_a_mistake_of_ours():
         grade_answer(doubling(compares=False), {"double": "def double(n):\n    return 2 * n"})
 
 
+def test_behind_a_guard_that_failed_nothing_runs():
+    task = Task(name="double", exercise="99", title="Doubling", points=2, defines=("double",))
+    reached = []
+
+    @task.check("doubles 1", hint="twice", guards=True)
+    def cheap(learner, expect):
+        expect.equal(learner.double(1), 2, "double(1)")
+
+    @task.check("doubles 2", hint="twice")
+    def expensive(learner, expect):
+        reached.append(True)
+        expect.equal(learner.double(2), 4, "double(2)")
+
+    assert grade_answer(task, {"double": "def double(n):\n    return n"}).reason == "doubles 1"
+    assert not reached
+    assert grade_answer(task, {"double": "def double(n):\n    return 2 * n"}).passed
+
+
 def test_no_result_is_no_pass():
     assert TaskResult(doubling(), []).verdict == "failed"
     assert TaskResult(Task("t", "99", "", 1, ()), [], "problem").verdict == "failed"

@@ -13,6 +13,7 @@ _MODULES = {
     "waste": "ex03",
     "allocator": "ex04",
     "block_table": "ex04",
+    "paged_attention": "ex05",
     "write_kv": "ex06",
     "decode_kernel": "ex07",
     "combine": "ex07_combine",
@@ -21,6 +22,8 @@ _MODULES = {
     "block_hash": "ex10",
     "prefix_cache": "ex10_cache",
     "scheduler_step": "ex11",
+    "engine_memory": "ex12",
+    "engine_kernel": "ex12",
 }
 
 

@@ -37,7 +37,7 @@ def equal_beginnings(learner: Learner, expect: Expect) -> None:
     expect.equal(first[:2], second[:2], f"hashes of the two blocks of {common} in two requests")
     expect.true(first[2] != second[2], "the third blocks, [1, 2, 3, 4] and [5, 6, 7, 8]", "two hashes", "one")
     for salt in (None, "customer 7"):
-        with learner.in_another_process() as other:
+        with learner.again() as other:
             again = other.my_block_hashes(common, 4, salt)
         here = learner.my_block_hashes(common, 4, salt)
         expect.equal(again, here, f"hashes of {common} with salt {salt!r} in a second process")
