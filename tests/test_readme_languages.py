@@ -5,6 +5,7 @@ import re
 import pytest
 from repository import ROOT
 
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
@@ -64,3 +65,17 @@ def test_each_language_links_to_the_other():
 def test_a_translation_that_drifts_is_found(old, new, part):
     assert old in CHINESE
     assert part(CHINESE.replace(old, new)) != part(ENGLISH)
+
+
+def test_every_term_of_the_glossary_has_a_chinese_name():
+    terms = re.findall(r"^### (.+)\n(.*)$", GLOSSARY, re.MULTILINE)
+    assert len(terms) > 50
+    named = re.compile(r"\*\*[^*,]*[\u4e00-\u9fff][^*,]*\.\*\* [A-Z]")  # Chinese commas between two names
+    assert [term for term, entry in terms if not named.match(entry)] == []
+
+
+def test_the_chinese_readme_uses_the_names_of_the_glossary():
+    names = re.findall(r"^\*\*(.+?)\.\*\*", GLOSSARY, re.MULTILINE)
+    core = {"词元", "块表", "预填充", "解码", "写时复制", "连续批处理", "分块预填充", "前缀缓存", "束搜索"}
+    assert core <= set(names)
+    assert [name for name in core if name not in CHINESE] == []
