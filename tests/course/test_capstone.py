@@ -1,4 +1,4 @@
-"""A learner's parts do the engine's work when plugged in. With a tiny model: the exercise has the real one."""
+"""A learner's parts do the engine's work when plugged in; a tiny model here, the real one in the exercise."""
 
 import pytest
 import torch

@@ -83,7 +83,7 @@ def test_half_done_says_how_far():
         ("def double(n", "the answer does not run: SyntaxError"),
         ("import os; os._exit(0)", "your code ended its process (exit code 0)"),
         ("def double(n):\n    import os\n    os._exit(0)", "your code ended its process (exit code 0)"),
-        ("def double(n):\n    open('/root/solution')", "refused: it opens '/root/solution'"),
+        ("def double(n):\n    open('/srv/solution')", "refused: it opens '/srv/solution'"),
         (
             "class Yes:\n    def __eq__(self, other):\n        return True\ndef double(n):\n    return Yes()",
             "doubles a number",
