@@ -47,7 +47,8 @@ show_source(launch_write_kv)
 #   pointer, for keys and values alike. Between two blocks there may be other layers.
 # - Nothing else in memory changes, not one number. Neither `NUM_HEADS` nor `HEAD_SIZE` need be powers of two; `HEADS_PADDED`
 #   and `HEAD_PADDED` are the powers of two that hold them. A cache may have more than 2³¹ numbers.
-# - The kernel must also compile for a card: no `break` or `continue`, and no `return` inside a loop.
+# - The kernel must also compile for a card: no `break` or `continue`, and no `return` inside a loop. Call it in other cells
+#   only: in the process that compiles this one nothing can run.
 #
 # **Example.** Blocks of 4 slots, 2 heads of 4 numbers, everything side by side: `stride_cache_head` is 4, `stride_slot` is 8 and
 # `stride_block` is 32. A token with slot 9 goes to block 2, offset 1. Its head 0 is at 2 × 32 + 1 × 8 = 72, its head 1 at 76:
@@ -61,7 +62,7 @@ show_source(launch_write_kv)
 # <details><summary>Hint 2</summary>
 #
 # `tl.arange(0, HEADS_PADDED)[:, None]` is a column of heads, `tl.arange(0, HEAD_PADDED)[None, :]` a row of numbers; their
-# sum is a tile of both. Too many lanes of it are in a tile: a mask must switch off heads *and* numbers that do not exist, in the
+# sum is a tile of both. The tile has more lanes than there are numbers: a mask must switch off heads *and* numbers that do not exist, in the
 # load and in the store. The last head's padding would fall on somebody else's slot.
 #
 # <details><summary>Hint 3</summary>
