@@ -8,11 +8,23 @@ behind them.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import NamedTuple
+
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams(temperature=0, max_tokens=256)
+
+
+class Turn(NamedTuple):
+    """A message of the user before it is answered: the conversation with it, as messages, text and ids."""
+
+    messages: list[dict[str, str]]
+    rendered: str
+    token_ids: list[int]
+    params: SamplingParams
 
 
 class Chat:
@@ -40,6 +52,36 @@ class Chat:
         Raises ValueError when the conversation has grown beyond `max_model_len`, TypeError for what is no
         text; nothing has changed then.
         """
+        turn = self._next_turn(text, sampling_params)
+        (output,) = self.llm.generate({"prompt_token_ids": turn.token_ids}, turn.params, use_tqdm=False)
+        self._keep(turn, output.outputs[0])
+        return output
+
+    def stream(
+        self, text: str, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """`send`, and yield the output as it grows.
+
+        Closed before its end, or interrupted, it keeps what was said so far as the answer; without a single
+        token of one, the conversation stays as it was.
+        """
+        turn = self._next_turn(text, sampling_params)
+        if turn.params.output_kind is RequestOutputKind.DELTA:
+            raise ValueError("a chat's stream holds everything so far, output_kind is DELTA")
+        return self._stream(turn)
+
+    def _stream(self, turn: Turn) -> Generator[RequestOutput, None, None]:
+        reply = None
+        try:
+            for output in self.llm.stream({"prompt_token_ids": turn.token_ids}, turn.params):
+                reply = output.outputs[0]
+                yield output
+        finally:
+            if reply is not None:
+                self._keep(turn, reply)
+
+    def _next_turn(self, text: str, sampling_params: SamplingParams | None) -> Turn:
+        """What the model will read when the user says `text`; raises as `send` does."""
         params = sampling_params or DEFAULT_PARAMS
         if not isinstance(text, str) or not isinstance(params, SamplingParams):
             raise TypeError(f"a chat sends text with SamplingParams, got {text!r} with {params!r}")
@@ -53,13 +95,14 @@ class Chat:
                 f"with this message the conversation has {len(token_ids)} tokens, "
                 f"max_model_len is {self.llm.max_model_len}: start a new one"
             )
-        (output,) = self.llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)
-        reply = output.outputs[0]
-        self.messages = [*messages, {"role": "assistant", "content": reply.text}]
+        return Turn(messages, rendered, token_ids, params)
+
+    def _keep(self, turn: Turn, reply: CompletionOutput) -> None:
+        """The answer belongs to the conversation from now on, and its ids to what was sent and received."""
+        self.messages = [*turn.messages, {"role": "assistant", "content": reply.text}]
         kept = self._ids_of_text(reply)
-        self._token_ids = token_ids + kept
-        self._text = rendered + (reply.text if kept else "")
-        return output
+        self._token_ids = turn.token_ids + kept
+        self._text = turn.rendered + (reply.text if kept else "")
 
     def _encode(self, rendered: str) -> list[int]:
         """Token ids of the rendered conversation, the known ones as they were."""

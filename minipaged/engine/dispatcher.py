@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -32,9 +33,10 @@ class Dispatcher:
         """
         inbox: deque[RequestOutput] = deque()
         done: dict[str, RequestOutput] = {}
+        quiet: dict[str, Any] = {} if use_tqdm else {"disable": True}  # False would override TQDM_DISABLE
         try:
             self._add(requests, inbox)
-            with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
+            with tqdm(total=len(requests), desc="Processed prompts", **quiet) as bar:
                 while len(done) < len(requests):
                     with self._lock:
                         if not inbox and not self.engine.has_unfinished_requests():

@@ -1,39 +1,19 @@
 """A conversation keeps its cache between turns."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from minipaged.engine.chat import Chat
 from minipaged.engine.llm import LLM
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
-from tests.engine.fake_tokenizers import ByteTokenizer
+from tests.engine.fake_chat import ChatTokenizer, make_llm
 from tests.model.hf_reference import model_is_installed, smollm2
 
 ANSWER = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-
-
-class ChatTokenizer(ByteTokenizer):
-    """One token per byte, but "ab" reads back as one token: text does not keep the ids that a model chose."""
-
-    def __init__(self, *, trims: bool = False):
-        super().__init__(["ab"])
-        self.trims = trims
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        parts = [list(part.encode()) for part in text.split("ab")]
-        return parts[0] + [token for part in parts[1:] for token in (257, *part)]
-
-    def apply_chat_template(self, messages, add_generation_prompt=True) -> str:
-        lines = [f"{m['role']}: {m['content'].strip() if self.trims else m['content']}\n" for m in messages]
-        return "".join(lines) + ("assistant: " if add_generation_prompt else "")
-
-
-def make_llm(**settings) -> LLM:
-    settings = {"block_size": 4, "num_blocks": 200, "max_model_len": 256} | settings
-    return LLM(LoadedModel(random_llama(seed=3), ChatTokenizer(), TINY, "tiny"), **settings)
 
 
 def test_a_turn_computes_only_what_is_new():
@@ -165,3 +145,44 @@ def test_a_real_conversation_reuses_its_cache():
     known = len(first.prompt_token_ids) + len(first.outputs[0].token_ids) - 1
     assert second.num_cached_tokens == known // 16 * 16
     assert "<|im_start|>" not in second.outputs[0].text
+
+
+def test_a_stream_grows_and_leaves_the_conversation_as_send_does():
+    streamed, sent = Chat(make_llm()), Chat(make_llm())
+    for text in ("one", "two"):
+        lengths = [len(output.outputs[0].token_ids) for output in streamed.stream(text, ANSWER)]
+        assert lengths == list(range(1, 10))
+        sent.send(text, ANSWER)
+    assert streamed.messages == sent.messages
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_stream_that_is_closed_keeps_what_was_said(pieces):
+    chat = Chat(make_llm())
+    chat.send("hello", ANSWER)
+    outputs = chat.stream("go on", ANSWER)
+    for _ in range(pieces):
+        output = next(outputs)
+    outputs.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": output.outputs[0].text}
+    assert not chat.llm.engine.has_unfinished_requests()
+    assert chat.send("and then?", ANSWER).num_cached_tokens > 0
+
+
+def test_a_stream_that_never_gave_a_token_changes_nothing(monkeypatch):
+    chat = Chat(make_llm())
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat.llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(chat.stream("hello", ANSWER))
+    assert chat.messages == []
+
+
+def test_a_stream_of_parts_is_refused_before_anything_is_said():
+    chat = Chat(make_llm())
+    with pytest.raises(ValueError, match="output_kind is DELTA"):
+        chat.stream("hello", replace(ANSWER, output_kind=RequestOutputKind.DELTA))
+    assert chat.messages == []
