@@ -18,7 +18,14 @@ COMMANDS = {
     "doctor": "say what this machine has, and what will run on it",
     "demo": "serve one batch under both memory policies and compare",
     "generate": "answer one prompt, streaming",
+    "chat": "talk with the model; each turn computes only what is new",
+    "batch": "answer a file of prompts, on one engine or on many; goes on where it was stopped",
+    "bench throughput": "serve a mix of requests and say how fast that was",
     "bench memory": "measure how much of the KV memory holds tokens, per policy and block size",
+    "exercises status": "show how far you are in the exercises, and what comes next",
+    "exercises check": "check what you wrote in one exercise",
+    "exercises reset": "start one exercise again; yours is kept",
+    "exercises grade": "mark a class's submissions: a table, and a report for each learner",
     "kernels": "compile the Triton kernels for real GPUs, without one, and print what they cost",
 }
 
@@ -30,7 +37,7 @@ def load_command(name: str) -> ModuleType:
 
 def command_list(prefix: str = "") -> str:
     """The help text: every command that starts with `prefix`, one a line."""
-    rows = [f"  {name:<14} {text}" for name, text in COMMANDS.items() if name.startswith(prefix)]
+    rows = [f"  {name:<17} {text}" for name, text in COMMANDS.items() if name.startswith(prefix)]
     return "\n".join(
         [
             f"usage: minipaged {prefix or 'COMMAND'} [options]",

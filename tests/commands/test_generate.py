@@ -1,4 +1,4 @@
-"""`minipaged generate` what it prints, where, and what it refuses."""
+"""`minipaged generate`: what it prints, where, and what it refuses."""
 
 import io
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from minipaged import LLM, SamplingParams, cli
-from minipaged.commands import CommandError, generate
+from minipaged.commands import CommandError, generate, serving
 
 QUESTION = ["generate", "What is the capital of France?", "--max-tokens", "7"]
 
@@ -15,6 +15,12 @@ def test_prompt_comes_from_the_argument_or_from_stdin(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     assert generate.read_prompt("given") == "given"
     assert generate.read_prompt("-") == "from a pipe"
+
+
+def test_input_that_is_no_text_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    with pytest.raises(CommandError, match="the input is not utf-8"):
+        generate.read_prompt("-")
 
 
 @pytest.mark.parametrize("prompt", ["", "-"])
@@ -67,7 +73,7 @@ def test_costs_are_the_blocks_that_the_engine_held(llm, max_tokens):
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     llm.trace.clear()
     output = generate.show_stream(llm.stream(prompt, params), show=False)
-    cost = generate.costs(llm, output)
+    cost = serving.costs(llm, output)
     assert (cost["prompt_tokens"], cost["output_tokens"]) == (20, max_tokens)
     assert cost["blocks"] == max(record.blocks_held for record in llm.trace)
     assert cost["kv_bytes"] == cost["blocks"] * llm.engine.storage.nbytes // llm.engine.storage.num_blocks
@@ -86,6 +92,7 @@ def test_prompt_is_put_into_the_chat_template_unless_raw(llm):
 @pytest.mark.parametrize("tpot", [None, 0.02])
 def test_costs_are_described_with_one_token_and_with_many(tpot):
     cost = {"prompt_tokens": 3, "output_tokens": 1, "blocks": 1, "block_size": 16, "kv_bytes": 2**20}
-    line = generate.describe({**cost, "ttft": 0.5, "tpot": tpot})
+    cost["cached_tokens"] = 0
+    line = serving.describe({**cost, "ttft": 0.5, "tpot": tpot})
     assert line.startswith("[3 + 1 tokens in 1 blocks of 16: 1.00 MiB of KV cache; first token after 0.50 s")
     assert ("then 50 tokens/s" in line) == (tpot is not None)

@@ -1,0 +1,145 @@
+"""`minipaged chat`: a conversation at a terminal and through a pipe, and what Ctrl-C does to it."""
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from repository import ROOT
+
+from minipaged import SamplingParams
+from minipaged.commands import CommandError, chat, generate
+from minipaged.engine.chat import Chat
+from tests.engine.fake_chat import make_llm
+
+PARAMS = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+
+class Terminal(io.StringIO):
+    """A stdin at which somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def talk(monkeypatch, text: str, **settings) -> Chat:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    talked = Chat(make_llm(**settings))
+    chat.talk(talked, PARAMS)
+    return talked
+
+
+def test_each_line_is_a_turn_and_blank_ones_are_none(monkeypatch, capsys):
+    talked = talk(monkeypatch, "one\n\n  \ntwo")
+    said = [message["content"] for message in talked.messages if message["role"] == "user"]
+    assert said == ["one", "two"]
+    captured = capsys.readouterr()
+    assert captured.out == "".join(m["content"] + "\n" for m in talked.messages if m["role"] == "assistant")
+    first, second = captured.err.splitlines()
+    assert "from the prefix cache" not in first
+    assert "from the prefix cache) + 9 tokens in " in second
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit", " /quit "])
+def test_a_word_ends_it(monkeypatch, word):
+    assert len(talk(monkeypatch, f"one\n{word}\ntwo\n").messages) == 2
+
+
+def test_nothing_said_is_no_error(monkeypatch, capsys):
+    assert talk(monkeypatch, "").messages == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_is_one_object_a_turn(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    chat.talk(Chat(make_llm()), PARAMS, as_json=True)
+    captured = capsys.readouterr()
+    turns = [json.loads(line) for line in captured.out.splitlines()]
+    assert captured.err == ""
+    assert [turn["output_tokens"] for turn in turns] == [9, 9]
+    assert turns[0]["cached_tokens"] == 0 < turns[1]["cached_tokens"]
+
+
+def test_a_conversation_too_long_ends_a_pipe_but_not_a_person(monkeypatch, capsys):
+    with pytest.raises(CommandError, match=r"the conversation has \d+ tokens, max_model_len is 64"):
+        talk(monkeypatch, "x" * 80, max_model_len=64)
+    monkeypatch.setattr("sys.stdin", Terminal("x" * 80 + "\nshort\n"))
+    talked = Chat(make_llm(max_model_len=64))
+    chat.talk(talked, PARAMS)
+    assert [m["content"] for m in talked.messages[::2]] == ["short"]
+    assert "max_model_len is 64" in capsys.readouterr().err
+
+
+def test_input_that_is_no_text_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ncaf\xe9\n"), encoding="utf-8"))
+    with pytest.raises(CommandError, match="the input is not utf-8"):
+        chat.talk(Chat(make_llm()), PARAMS)
+
+
+def test_ctrl_c_in_an_answer_keeps_the_conversation(monkeypatch, capsys):
+    talked = Chat(make_llm())
+
+    def shown(outputs, show):
+        for output in outputs:
+            if len(output.outputs[0].token_ids) == 4:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "show_stream", shown)
+        chat.answer(talked, "one", PARAMS, as_json=False)
+    assert "[stopped]" in capsys.readouterr().err
+    assert [message["role"] for message in talked.messages] == ["user", "assistant"]
+    assert len(talked.messages[1]["content"]) > 0
+    assert not talked.llm.engine.has_unfinished_requests()
+    chat.answer(talked, "two", PARAMS, as_json=False)
+    assert len(talked.messages) == 4
+    assert chat.show_stream is generate.show_stream
+
+
+def read_until(master: int, text: str, seconds: float = 60) -> str:
+    """What the terminal shows until `text` is there."""
+    shown, end = "", time.monotonic() + seconds
+    while text not in shown:
+        assert time.monotonic() < end, f"{text!r} did not come, the terminal shows:\n{shown}"
+        if select.select([master], [], [], 1)[0]:
+            try:
+                shown += os.read(master, 4096).decode(errors="replace")
+            except OSError:  # the other side is closed
+                break
+    return shown
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends():
+    """Starts the real command in a terminal of its own, which loads the model: some ten seconds."""
+    master, slave = pty.openpty()
+    settings = termios.tcgetattr(master)
+    command = [sys.executable, "-m", "minipaged", "chat", "--dtype", "float32", "--max-tokens", "2000"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    ) as process:
+        os.close(slave)
+        try:
+            read_until(master, "> ")
+            os.write(master, b"Tell me a very long story about the sea.\n")
+            read_until(master, "the ")
+            process.send_signal(signal.SIGINT)
+            assert "> " in read_until(master, "[stopped]") + read_until(master, "> ")
+            os.write(master, b"What is the capital of France? One word.\n")
+            shown = read_until(master, "tokens/s]")
+            assert "from the prefix cache" in shown
+            read_until(master, "> ")
+            os.write(master, b"\x04")
+            assert process.wait(30) == 0
+            assert termios.tcgetattr(master) == settings
+        finally:
+            process.kill()
+            os.close(master)
