@@ -14,6 +14,8 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 MAX_N = 16384  # vLLM's default bound on parallel samples of one request
 MIN_TEMPERATURE = 0.01  # below this a division overflows float32; vLLM raises such values to it as well
+# Beyond, float32 logits overflow to inf or NaN. vLLM takes any positive number.
+REPETITION_MIN, REPETITION_MAX = 2.0**-64, 2.0**64
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1  # what torch.Generator.manual_seed takes
 
 
@@ -71,7 +73,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token already in the output, in [-2, 2].
         frequency_penalty: the same, times how often the token is in the output, in [-2, 2].
         repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens of the prompt and
-            the output, > 0; 1 is off.
+            the output, in [2^-64, 2^64]; 1 is off.
         temperature: divides the logits, in [0, 2]. 0 is greedy; values in (0, 0.01) are raised to 0.01.
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; at least one.
         top_k: keep this many of the most likely tokens; 0, -1 and None are off.
@@ -136,7 +138,7 @@ class SamplingParams:
         _whole("n", self.n, 1, MAX_N)
         _real("presence_penalty", self.presence_penalty, -2, 2)
         _real("frequency_penalty", self.frequency_penalty, -2, 2)
-        _real("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        _real("repetition_penalty", self.repetition_penalty, REPETITION_MIN, REPETITION_MAX)
         _real("temperature", self.temperature, 0, 2)
         _real("top_p", self.top_p, 0, 1, open_low=True)
         _real("min_p", self.min_p, 0, 1)

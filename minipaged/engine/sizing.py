@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 
 import torch
 
@@ -57,14 +59,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """What "auto" means. GPU: bfloat16 from compute capability 8.0 on, else float16. CPU: bfloat16 where it
-    has instructions for bfloat16 products (AVX512-BF16, AMX or Arm's BF16), else float32."""
+    has instructions for bfloat16 products (AVX512-BF16, AMX or Arm's BF16), else float32 and a warning."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":
         return _named(dtype, DTYPES, "dtype")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
-    return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    if cpu_has_bfloat16():
+        return torch.bfloat16
+    warnings.warn("this CPU multiplies no bfloat16: the model runs in float32, which is slower", stacklevel=2)
+    return torch.float32
 
 
 def resolve_cache_dtype(kv_cache_dtype: str | torch.dtype, model_dtype: torch.dtype) -> torch.dtype:
@@ -145,8 +150,10 @@ def _require_room(num_blocks: object, spec: KVSpec, block_size: object, device: 
 
 def host_blocks(swap_space: float | str, spec: KVSpec, block_size: int) -> int:
     """Blocks in `swap_space`: a number of GiB, as in vLLM, or text."""
-    text = swap_space if isinstance(swap_space, str) else f"{swap_space} GiB"
-    num_blocks = blocks_in(text, spec, block_size, "swap_space")
+    if isinstance(swap_space, (int, float)) and not 0 < swap_space < math.inf:
+        raise ValueError(f"swap_space is {swap_space!r} GiB, a positive number is needed")
+    memory = swap_space if isinstance(swap_space, str) else int(swap_space * 2**30)
+    num_blocks = blocks_in(memory, spec, block_size, "swap_space")
     _require_room(num_blocks, spec, block_size, torch.device("cpu"))
     return num_blocks
 

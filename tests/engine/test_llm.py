@@ -110,6 +110,8 @@ def test_the_models_context_is_the_limit() -> None:
         ({"preemption": "never"}, "preemption is 'never'"),
         ({"attention_backend": "flash"}, "flash"),
         ({"swap_space": "0", "preemption": "swap"}, "swap_space is 0"),
+        ({"swap_space": 1e-08, "preemption": "swap"}, "swap_space is 10 bytes, a block of 4 tokens takes"),
+        ({"swap_space": float("nan"), "preemption": "swap"}, "swap_space is nan GiB"),
         ({"block_size": 0}, "block_size is 0"),
         ({"max_model_len": "64"}, "max_model_len is '64', a whole number"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
@@ -134,11 +136,15 @@ def test_a_small_step_budget_lowers_the_default_of_max_num_seqs() -> None:
 
 
 def test_auto_dtype_on_a_cpu_depends_on_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {"avx512_bf16": has})
-        assert resolve_dtype("auto", torch.device("cpu")) is dtype
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert resolve_dtype("auto", cpu) is torch.bfloat16
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    with pytest.warns(UserWarning, match="multiplies no bfloat16: the model runs in float32"):
+        assert resolve_dtype("auto", cpu) is torch.float32
+    assert resolve_dtype("bfloat16", cpu) is torch.bfloat16  # asked for by name: right, only slow
     with pytest.raises(ValueError, match="dtype is 'float8'"):
-        resolve_dtype("float8", torch.device("cpu"))
+        resolve_dtype("float8", cpu)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "float16", "bfloat16", "int8", "fp8"])

@@ -10,7 +10,7 @@ from transformers.generation.logits_process import (
 )
 
 from minipaged.engine.sampler import BadLogitsError, SamplingState, probabilities, sample
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.sampling_params import REPETITION_MAX, REPETITION_MIN, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -232,3 +232,14 @@ def test_a_row_is_the_same_alone_and_in_a_batch_to_the_last_bit():
 
 def test_an_empty_batch_is_no_tokens():
     assert sample(torch.empty(0, 5), []).token_ids == []
+
+
+@pytest.mark.parametrize("penalty", [REPETITION_MIN, REPETITION_MAX])
+@pytest.mark.parametrize("temperature", [0, 0.01, 2])
+def test_the_most_extreme_penalties_still_leave_a_choice(penalty, temperature):
+    params = SamplingParams(
+        repetition_penalty=penalty, temperature=temperature, frequency_penalty=2, presence_penalty=-2, seed=1
+    )
+    logits = torch.tensor([[1e6, -1e6, 3.0, 0.0, 1e-30]])
+    state = SamplingState.make("a", params, prompt_token_ids=[0, 1, 2, 3, 4], output_token_ids=[2, 2])
+    assert sample(logits, [state]).token_ids[0] in range(5)
