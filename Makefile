@@ -16,7 +16,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-w
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers home clean
+.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers home site browser scale clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -40,7 +40,7 @@ demo: setup ## serve one batch under both memory policies and compare (ARGS=--qu
 test: unit notebooks ## run every test and re-run every notebook against its stored outputs
 
 unit: setup ## run the tests of the package only
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests -m "not browser" $(ARGS)
 
 notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
@@ -72,8 +72,19 @@ bench: setup ## time this engine beside its peers on the same requests (ARGS="--
 peers: setup ## install vLLM's CPU build beside us, in .peers, for `make bench` (3 GB)
 	$(BIN)/python benchmarks/peers/install.py
 
+scale: setup ## install Ray, for `minipaged batch --workers` and its test
+	@$(BIN)/python scripts/setup_env.py --extra scale
+
 home: setup ## write where the repository is published into every file that says it (REPO=owner/name)
 	@$(BIN)/python scripts/set_home.py "$(REPO)"
+
+site: setup ## build lessons, exercises, guides and API reference as pages to read offline, into site/
+	@$(BIN)/python scripts/setup_env.py --extra site
+	@$(BIN)/python scripts/build_site.py
+
+browser: setup ## drive the widgets in JupyterLab, and the built site, in Chromium (ARGS="-k site")
+	@$(BIN)/python scripts/setup_env.py --extra browser
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m browser tests/browser $(ARGS)
 
 clean: ## remove .venv and everything the commands wrote
 	rm -rf .venv .peers out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,16 +51,16 @@ def undeclared(folder: str, *extras: str, leave_out: tuple[str, ...] = ()) -> di
 
 
 def test_the_engine_imports_only_the_core_and_the_hub_extra():
-    leave_out = ("minipaged/course/", "minipaged/commands/")
+    leave_out = ("minipaged/course/", "minipaged/commands/", "minipaged/jobs/")
     assert undeclared("minipaged/", "hub", leave_out=leave_out) == {}
 
 
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("minipaged/", ("course", "hub", "teach")),
+        ("minipaged/", ("course", "hub", "teach", "scale")),
         ("notebooks/", ("course",)),
-        ("tests/", ("course", "test", "hub")),
+        ("tests/", ("course", "test", "hub", "scale")),
         ("scripts/", ()),
     ],
 )
