@@ -62,6 +62,15 @@ def test_settings_are_arguments_of_vllm():
 
 
 @installed
+def test_flags_of_the_document_are_flags_of_vllm():
+    document = (ROOT / "docs/scaling.md").read_text()
+    flags = set(re.findall(r"`(--[a-z-]+)`", document.partition("## vLLM's flags")[2]))
+    assert flags == {f"--{setting.name.replace('_', '-')}" for setting in SETTINGS}
+    (source,) = sources("engine/arg_utils.py")
+    assert [flag for flag in flags if f'"{flag}"' not in source] == []
+
+
+@installed
 def test_the_script_passes_only_what_vllm_takes():
     text = (ROOT / "docs/vllm_differences.md").read_text()
     script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]

@@ -1,0 +1,83 @@
+"""examples/offline_batch.py on minipaged and on vLLM: one line is changed, the answers are the same.
+
+vLLM lives in an environment of its own, `.peers/vllm` (`make peers`); without it that half is skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+SCRIPT = (ROOT / "examples/offline_batch.py").read_text()
+IMPORT = "from minipaged import LLM, SamplingParams  # or: from vllm import LLM, SamplingParams\n"
+VLLM = ROOT / ".peers/vllm/bin/python"
+VLLM_IS_INSTALLED = any(ROOT.glob(".peers/vllm/lib/python3*/site-packages/vllm/config"))
+PROMPTS = [
+    "The sky is blue because",
+    "Name three rivers in Europe:",
+    "A block table is",
+    "Once upon a time there was a",
+    "The capital of France is",
+    "To make bread you need",
+    "1 2 3 4 5 6",
+    "def fibonacci(n):",
+]
+VLLM_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """The packaged model as a folder that both engines read."""
+    folder = tmp_path_factory.mktemp("model")
+    run(sys.executable, "benchmarks/peers/export_model.py", str(folder))
+    return folder
+
+
+def run(*command: str, **environment: str) -> None:
+    names = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, cwd=ROOT, env=names | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def answers(folder: Path, model: Path, python: str, script: str, **environment: str) -> dict[str, list[int]]:
+    """Token ids by id, of a run that finds one answer there and a second that was cut off."""
+    rows = [{"id": f"p{n}", "prompt": prompt} for n, prompt in enumerate(PROMPTS)]
+    (folder / "in").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "out").write_text('{"id": "p0", "text": "", "token_ids": []}\n{"id": "p1", "te')
+    (folder / "script.py").write_text(script)
+    options = ["--model", str(model), "--dtype", "float32", "--max-tokens", "24"]
+    run(python, str(folder / "script.py"), str(folder / "in"), str(folder / "out"), *options, **environment)
+    found = [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    return {row["id"]: row["token_ids"] for row in found[1:]}
+
+
+@pytest.fixture(scope="module")
+def ours(model, tmp_path_factory) -> dict[str, list[int]]:
+    return answers(tmp_path_factory.mktemp("ours"), model, sys.executable, SCRIPT, PYTHONPATH=str(ROOT))
+
+
+def test_the_script_runs_on_minipaged(ours):
+    """Starts Python twice, with transformers and with the engine: some fifteen seconds."""
+    assert all(0 < len(token_ids) <= 24 for token_ids in ours.values())
+
+
+@pytest.mark.skipif(not VLLM_IS_INSTALLED, reason="vllm-cpu is not installed in .peers/vllm: make peers")
+def test_the_script_gives_the_same_answers_on_vllm(model, ours, tmp_path):
+    """Starts vLLM: about half a minute."""
+    assert SCRIPT.count(IMPORT) == 1
+    script = SCRIPT.replace(IMPORT, "from vllm import LLM, SamplingParams\n")
+    theirs = answers(tmp_path, model, str(VLLM), script, **VLLM_SETTINGS)
+    assert theirs == ours
