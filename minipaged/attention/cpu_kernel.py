@@ -1,157 +1,155 @@
-"""Builds and calls `kernels/decode_cpu.cpp`, so that a machine without a GPU runs a compiled kernel too.
+"""Calls the C++ kernels of `kernels/decode_cpu.cpp` and `kernels/elementwise_cpu.cpp` with torch's tensors.
 
-The C++ compiler of the machine builds it on first use, in a second or two, for the very processor it runs on;
-the library is kept in the user's cache folder. Without a compiler `load` answers None and torch serves.
+A call takes a microsecond or two: at one row a layer's kernels are shorter than that, so what does not change
+from layer to layer is put together once for each step.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-import warnings
+from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from minipaged import native
+
 if TYPE_CHECKING:
     from minipaged.attention.batch import AttentionBatch
     from minipaged.cache.storage import LayerKV
 
-SOURCE = Path(__file__).parent / "kernels" / "decode_cpu.cpp"
-FUNCTIONS = {torch.float32: "decode_float32", torch.bfloat16: "decode_bfloat16"}
-# Fast maths lets the compiler turn sums and exponentials into vector code. It is left out of the link: there,
-# older gcc would make the whole process flush denormal numbers.
-COMPILE_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fPIC")
-# Best first: vector instructions of this processor and threads, then what any compiler takes.
-OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ())
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+LANES, LARGEST_HEAD = 16, 256  # as in lanes.h and decode_cpu.cpp
 
 
 class Arguments(ctypes.Structure):
-    """`struct Batch` of the source: pointers, integers and one float, in the same order."""
+    """`struct Batch` of decode_cpu.cpp: pointers, integers and one float, in the same order."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("query", "keys", "values", "out", "seqs", "rows", "lens", "tables")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_seqs", "table_stride", "block_size", "heads", "kv_heads", "size")
-        ),
-        ("scale", ctypes.c_float),
+        *((name, c_void_p) for name in ("query", "keys", "values", "out", "seqs", "rows", "lens", "tables")),
+        *((name, c_int64) for name in ("num_seqs", "table_stride", "block_size", "query_stride")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "size", "kv_together")),
+        ("scale", c_float),
+    ]
+
+
+class Functions(ctypes.Structure):
+    """`struct Functions` of elementwise_cpu.cpp."""
+
+    _fields_ = [
+        ("norm", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, c_int64, c_int64, c_float)),
+        ("turn", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, *[c_int64] * 4)),
+        ("store", ctypes.CFUNCTYPE(c_int64, *[c_void_p] * 5, *[c_int64] * 4)),
     ]
 
 
 @dataclass(frozen=True)
-class CpuDecode:
-    """The compiled kernel."""
+class DecodeStep:
+    """What `CpuKernels.decode` needs of a step in every layer; `tensors` keeps alive what it points to."""
 
-    library: ctypes.CDLL
+    arguments: Arguments
+    tensors: tuple[Tensor, ...]
 
-    def supports(self, query: Tensor, layer: LayerKV) -> bool:
-        """Whether the kernel reads these tensors: on the CPU, of one dtype, contiguous, not quantised."""
-        return (
-            query.device.type == "cpu"
-            and query.dtype in FUNCTIONS
-            and layer.key.dtype == layer.value.dtype == query.dtype
-            and layer.key.is_contiguous()
-            and layer.value.is_contiguous()
-        )
-
-    def __call__(
-        self, output: Tensor, query: Tensor, layer: LayerKV, batch: AttentionBatch, seqs: Tensor, scale: float
-    ) -> None:
-        """Fill the rows of `output` that belong to the sequences `seqs`; the others are left alone.
-
-        query, output: [num_tokens, num_query_heads, head_size], output contiguous. seqs: int64 [n], sequences
-        of `batch` with one query token and at least one key each.
-        """
-        query = query.contiguous()
-        tensors = (query, layer.key, layer.value, output, seqs)
-        tables = (batch.query_start, batch.context_lens, batch.block_tables)
+    @classmethod
+    def make(cls, batch: AttentionBatch, seqs: Tensor) -> DecodeStep:
+        """seqs: int64 [n], sequences of `batch` with one query token and at least one key each."""
+        tensors = (seqs, batch.query_start, batch.context_lens, batch.block_tables)
         arguments = Arguments(
-            *(tensor.data_ptr() for tensor in (*tensors, *tables)),
-            len(seqs),
-            batch.block_tables.stride(0),
-            batch.block_size,
-            query.shape[1],
-            layer.key.shape[2],
-            query.shape[2],
-            scale,
+            None, None, None, None, *(tensor.data_ptr() for tensor in tensors),
+            len(seqs), batch.block_tables.stride(0), batch.block_size,
+        )  # fmt: skip
+        return cls(arguments, tensors)
+
+
+class CpuKernels:
+    """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._decode, self._norm, self._turn, self._store = {}, {}, {}, {}
+        for dtype, name in NAMES.items():
+            functions = Functions.in_dll(library, f"functions_{name}")
+            self._decode[dtype] = getattr(library, f"decode_{name}")
+            self._norm[dtype], self._turn[dtype] = functions.norm, functions.turn
+            self._store[dtype] = functions.store
+
+    def decode(self, output: Tensor, query: Tensor, layer: LayerKV, step: DecodeStep, scale: float) -> None:
+        """Fill the rows of `output` that belong to the sequences of `step`; the others are left alone.
+
+        query, output: [num_tokens, num_query_heads, head_size], output contiguous, heads of query dense.
+        """
+        a, kv_heads = step.arguments, layer.key.shape[2]
+        a.query, a.query_stride, a.out = query.data_ptr(), query.stride(0), output.data_ptr()
+        a.keys, a.values = layer.key.data_ptr(), layer.value.data_ptr()
+        a.heads, a.kv_heads, a.size, a.scale = query.shape[1], kv_heads, query.shape[2], scale
+        # Few sequences: their heads apart, so that all threads have work.
+        a.kv_together = kv_heads if a.num_seqs >= 4 * torch.get_num_threads() else 1
+        self._decode[query.dtype](ctypes.byref(a))
+
+    def write_kv(self, layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Store a row per token. Raises IndexError for slots behind the cache.
+
+        key, value: [num_tokens, num_kv_heads, head_size], views of rows of one stride, heads dense.
+        """
+        num_slots = layer.key.shape[0] * layer.key.shape[1]
+        behind = self._store[key.dtype](
+            key.data_ptr(), value.data_ptr(), slots.data_ptr(), layer.key.data_ptr(), layer.value.data_ptr(),
+            num_slots, len(slots), key.stride(0), key.shape[1] * key.shape[2],
+        )  # fmt: skip
+        if behind:
+            raise IndexError(f"{behind} of {len(slots)} slots lie behind the {num_slots} slots of the cache")
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x, result: [rows, size], contiguous; size a multiple of `LANES`."""
+        out = torch.empty_like(x)
+        self._norm[x.dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps)
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turn the heads of x, [T, heads, D], in place; cos, sin: [T, 1, D / 2], a multiple of `LANES`."""
+        self._turn[x.dtype](
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.shape[0], x.stride(0), x.shape[1], cos.shape[2]
         )
-        getattr(self.library, FUNCTIONS[query.dtype])(ctypes.byref(arguments))
+        return x
+
+
+def can_decode(query: Tensor, layer: LayerKV) -> bool:
+    """Whether the kernel reads these: on the CPU, one dtype, not quantised, a head size it has lanes for."""
+    size = query.shape[2]
+    return (
+        layer.key.dtype == query.dtype
+        and query.dtype in NAMES
+        and query.device.type == "cpu"
+        and size % LANES == 0
+        and size <= LARGEST_HEAD
+        and query.stride()[1:] == (size, 1)
+        and layer.key.is_contiguous()
+        and layer.value.is_contiguous()
+    )
+
+
+def can_write(layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> bool:
+    """Whether the kernel copies these rows into this cache as they are; of wrong ones torch says what is."""
+    return (
+        slots.dtype == torch.int64
+        and slots.shape == key.shape[:1]
+        and slots.is_contiguous()
+        and layer.key.dtype == key.dtype == value.dtype
+        and key.dtype in NAMES
+        and key.device.type == "cpu"
+        and key.shape == value.shape
+        and key.shape[1:] == layer.key.shape[2:]
+        and key.stride() == value.stride()
+        and key.stride()[1:] == (key.shape[2], 1)
+        and layer.key.is_contiguous()
+        and layer.value.is_contiguous()
+    )
 
 
 @cache
-def load() -> CpuDecode | None:
-    """The kernel, built now if this machine has not built it yet; None, with one warning, if it cannot be."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
-        warnings.warn(
-            "no C++ compiler found: decode attention runs in plain torch, which is slower", stacklevel=2
-        )
-        return None
-    try:
-        return CpuDecode(ctypes.CDLL(str(_build(compiler))))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1:]
-        warnings.warn(
-            f"decode attention runs in plain torch, the kernel was not built: {reason}", stacklevel=2
-        )
-        return None
-
-
-def _build(compiler: str) -> Path:
-    """Path of the shared library for this source, compiler and processor, compiled if it is not there yet."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    identity = "\n".join([version, platform.machine(), _processor(), str(COMPILE_FLAGS + OPTIONAL_FLAGS[0])])
-    digest = hashlib.sha256(SOURCE.read_bytes() + identity.encode()).hexdigest()[:16]
-    library = cache_folder() / f"decode_cpu-{digest}.so"
-    if library.exists():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        compiled = Path(folder) / "decode_cpu"
-        for i, optional in enumerate(OPTIONAL_FLAGS):
-            try:
-                _compile(compiler, compiled, optional)
-                break
-            except subprocess.CalledProcessError:
-                if i == len(OPTIONAL_FLAGS) - 1:
-                    raise
-        os.replace(compiled.with_suffix(".so"), library)  # another process may be building it too
-    return library
-
-
-def _compile(compiler: str, target: Path, optional: tuple[str, ...]) -> None:
-    object_file, library = target.with_suffix(".o"), target.with_suffix(".so")
-    openmp = [flag for flag in optional if flag == "-fopenmp"]
-    steps = (
-        [compiler, *COMPILE_FLAGS, *optional, "-c", str(SOURCE), "-o", str(object_file)],
-        [compiler, "-shared", *openmp, str(object_file), "-o", str(library)],
-    )
-    for step in steps:
-        subprocess.run(step, capture_output=True, text=True, check=True, timeout=120)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/minipaged, by default ~/.cache/minipaged."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minipaged"
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a home folder may be shared by machines of different kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+def load() -> CpuKernels | None:
+    """The kernels, built now if need be; None, with one warning, where they cannot be."""
+    library = native.load()
+    return None if library is None else CpuKernels(library)

@@ -18,6 +18,7 @@ from torch import Tensor
 from minipaged.attention import cpu_kernel
 from minipaged.attention.backend import require_matching
 from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.cpu_kernel import CpuKernels, DecodeStep
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 
 if TYPE_CHECKING:
@@ -119,12 +120,20 @@ class TorchBackend:
 
     def __init__(self, *, compiled: bool = True) -> None:
         self._compiled = compiled
-        self._batch: AttentionBatch | None = None  # the batch the three values below were made for
+        self._batch: AttentionBatch | None = None  # the batch the values below were made for
         self._decodes = torch.empty(0, dtype=torch.int64)
         self._gathers: list[GatherPlan] = []
+        self._step: DecodeStep | None = None
         self._prefill: list[PrefillPlan] = []
 
+    def _kernels(self, device: torch.device) -> CpuKernels | None:
+        return cpu_kernel.load() if self._compiled and device.type == "cpu" else None
+
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        kernels = self._kernels(key.device)
+        if kernels is not None and cpu_kernel.can_write(layer, key, value, slot_mapping):
+            kernels.write_kv(layer, key, value, slot_mapping)
+            return
         if layer.key_scale is None:
             layer.write(slot_mapping, key.to(layer.key.dtype), value.to(layer.value.dtype))
             return
@@ -138,7 +147,7 @@ class TorchBackend:
         require_matching(query, layer, batch)
         if self._batch is not batch:  # every layer of a step brings the same batch
             self._batch, self._prefill = batch, plan_prefill(batch)
-            self._decodes, self._gathers = decoding_sequences(batch), []
+            self._decodes, self._gathers, self._step = decoding_sequences(batch), [], None
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         if len(self._decodes):
             self._attend_decodes(output, query, layer, batch, scale)
@@ -149,9 +158,11 @@ class TorchBackend:
     def _attend_decodes(
         self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
     ) -> None:
-        kernel = cpu_kernel.load() if self._compiled and query.device.type == "cpu" else None
-        if kernel is not None and kernel.supports(query, layer):
-            kernel(output, query, layer, batch, self._decodes, scale)
+        kernels = self._kernels(query.device)
+        if kernels is not None and cpu_kernel.can_decode(query, layer):
+            if self._step is None:
+                self._step = DecodeStep.make(batch, self._decodes)
+            kernels.decode(output, query, layer, self._step, scale)
             return
         if not self._gathers:
             buckets = length_buckets(batch.context_lens[self._decodes].tolist())

@@ -123,6 +123,7 @@ class Attention(nn.Module):
         heads = config.num_query_heads + 2 * config.num_kv_heads
         self.qkv_proj = new_linear(config.hidden_size, heads * config.head_size, dtype, device)
         self.o_proj = new_linear(config.num_query_heads * config.head_size, config.hidden_size, dtype, device)
+        self.rotate = rotate  # a compiled one may take its place
 
     def forward(
         self,
@@ -136,7 +137,7 @@ class Attention(nn.Module):
         num_tokens = x.shape[0]
         heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)  # [T, query + key + value heads, D]
         turned, value = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        query, key = rotate(turned, cos, sin).split((self.num_query_heads, self.num_kv_heads), dim=1)
+        query, key = self.rotate(turned, cos, sin).split((self.num_query_heads, self.num_kv_heads), dim=1)
         # Write before reading: a token attends to itself too.
         backend.write_kv(layer, key, value, batch.slot_mapping)
         out = backend.paged_attention(query, layer, batch, scale=self.scale)  # [T, query heads, D]

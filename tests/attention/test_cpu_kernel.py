@@ -1,82 +1,122 @@
-"""The compiled CPU kernel: right in both dtypes, built once, missed without harm where it cannot be built."""
+"""Attention's compiled kernels: right in both dtypes and every shape; what they cannot read goes to torch."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from minipaged.attention import cpu_kernel
-from tests.attention.paged import dense_attention, make_problem, relative_error, run_torch
+from minipaged.attention.torch_backend import TorchBackend
+from minipaged.cache.storage import KVStorage
+from minipaged.memory import KVSpec
+from tests.attention.paged import (
+    Problem,
+    dense_attention,
+    make_problem,
+    poison,
+    relative_error,
+    run_gather,
+    run_torch,
+)
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
 )
-
-
-@pytest.fixture
-def fresh_load(monkeypatch, tmp_path):
-    """`load` as on a machine that has built nothing yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cpu_kernel.load.cache_clear()
-    yield tmp_path
-    cpu_kernel.load.cache_clear()
+TOLERANCES = [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize("head_size", [16, 64, 80, 128])
-@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("head_size", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 8])
 def test_every_head_size_and_group_equals_dense_attention(dtype, tolerance, head_size, group):
+    """Ragged lengths, in a pool that is NaN wherever no live key is."""
     problem = make_problem([1, 7, 8, 33], group=group, head_size=head_size, block_size=8, dtype=dtype)
-    kernel = cpu_kernel.load()
-    assert kernel is not None and kernel.supports(problem.query, problem.layer)
+    assert cpu_kernel.can_decode(problem.query, problem.layer)
     assert relative_error(run_torch(problem), dense_attention(problem)) <= tolerance
 
 
 @needs_compiler
-def test_a_query_that_is_a_view_is_read_right():
-    problem = make_problem([5, 9], dtype=torch.float32)
-    whole = torch.randn(problem.query.shape[0], 2 * problem.query.shape[1], problem.query.shape[2])
-    whole[:, : problem.query.shape[1]] = problem.query
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("num_kv_heads", [1, 3, 5])
+@pytest.mark.parametrize("num_seqs", [1, 3, 40])
+def test_few_sequences_and_many_take_different_ways_to_the_same_result(
+    dtype, tolerance, num_kv_heads, num_seqs
+):
+    """Few: KV heads are handed out one by one; many: all heads of one together. In any number of threads."""
+    lengths = [1 + 17 * i % 60 for i in range(num_seqs)]
+    problem = make_problem(lengths, group=3, num_kv_heads=num_kv_heads, head_size=64, dtype=dtype)
+    expected, threads = dense_attention(problem), torch.get_num_threads()
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            assert relative_error(run_torch(problem), expected) <= tolerance
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_compiler
+def test_scores_far_apart_do_not_overflow():
+    problem = make_problem([40], head_size=64)
+    problem.query.mul_(1e3)
+    expected = dense_attention(problem)
+    assert relative_error(run_torch(problem), expected) <= 1e-5
+
+
+def heads_in_wider_rows(problem: Problem) -> torch.Tensor:
+    """The query as the model hands it over: a view of rows that hold keys and values too."""
+    tokens, heads, size = problem.query.shape
+    whole = torch.full((tokens, 2 * heads, size), float("nan"), dtype=problem.query.dtype)
+    whole[:, :heads] = problem.query
+    return whole[:, :heads]
+
+
+@needs_compiler
+def test_a_query_that_is_a_view_is_read_right_and_not_copied():
+    problem = make_problem([5, 9])
     expected = run_torch(problem)
-    problem.query = whole[:, : problem.query.shape[1]]
+    problem.query = heads_in_wider_rows(problem)
+    assert cpu_kernel.can_decode(problem.query, problem.layer)
     assert torch.equal(run_torch(problem), expected)
 
 
 @needs_compiler
-def test_it_is_compiled_once_and_then_found(fresh_load, monkeypatch):
-    assert cpu_kernel.load() is not None
-    (library,) = (fresh_load / "minipaged").iterdir()  # and no temporary folder is left
-    cpu_kernel.load.cache_clear()
-    monkeypatch.setattr(cpu_kernel, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert cpu_kernel.load() is not None
-    assert library.exists()
-
-
-def test_without_a_compiler_torch_serves_and_one_line_says_so(fresh_load, monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(cpu_kernel.shutil, "which", lambda name: None)
+def test_a_query_whose_numbers_lie_apart_goes_to_torch():
     problem = make_problem([5, 9])
-    with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
-        outputs = [run_torch(problem), run_torch(problem)]
-    assert len(caught) == 1
-    assert all(relative_error(output, dense_attention(problem)) <= 1e-5 for output in outputs)
-
-
-def test_a_compiler_that_fails_is_missed_without_harm(fresh_load, monkeypatch):
-    broken = Path(fresh_load) / "broken-c++"
-    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such header' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    with pytest.warns(UserWarning, match="no such header"):
-        assert cpu_kernel.load() is None
-    assert list((fresh_load / "minipaged").iterdir()) == []
+    expected = run_gather(problem)
+    problem.query = problem.query.transpose(0, 2).contiguous().transpose(0, 2)
+    assert not cpu_kernel.can_decode(problem.query, problem.layer)
+    assert relative_error(run_torch(problem), expected) <= 1e-6
 
 
 def test_what_it_cannot_read_goes_to_torch():
-    kernel = cpu_kernel.CpuDecode(library=None)  # type: ignore[arg-type]
     supported = make_problem([3])
-    assert kernel.supports(supported.query, supported.layer)
-    for unsupported in (make_problem([3], dtype=torch.float16), make_problem([3], kv_dtype=torch.int8)):
-        assert not kernel.supports(unsupported.query, unsupported.layer)
+    assert cpu_kernel.can_decode(supported.query, supported.layer)
+    odd = make_problem([3], head_size=24)
+    for other in (make_problem([3], dtype=torch.float16), make_problem([3], kv_dtype=torch.int8), odd):
+        assert not cpu_kernel.can_decode(other.query, other.layer)
+        assert relative_error(run_torch(other), dense_attention(other)) <= 1e-2
+
+
+def written(dtype, backend, slots) -> KVStorage:
+    """A NaN cache of 40 slots after `backend` stored random rows in it, views as the model makes them."""
+    storage = KVStorage(KVSpec(1, 3, 24, dtype), num_blocks=10, block_size=4)
+    poison(storage)
+    rows = torch.randn(len(slots), 12, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    backend.write_kv(storage.layer(0), rows[:, 6:9], rows[:, 9:], torch.tensor(slots, dtype=torch.int64))
+    return storage
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slots", [[7], [39, 0, 12, 5], [3, -1, 4, -1], []])
+def test_rows_are_stored_where_torch_stores_them(dtype, slots):
+    compiled, plain = (written(dtype, TorchBackend(compiled=way), slots) for way in (True, False))
+    for ours, theirs in zip(compiled.tensors, plain.tensors, strict=True):
+        assert torch.equal(ours.nan_to_num(9.0), theirs.nan_to_num(9.0))
+
+
+@needs_compiler
+def test_a_slot_behind_the_cache_is_refused():
+    with pytest.raises(IndexError, match="1 of 2 slots lie behind the 40 slots"):
+        written(torch.float32, TorchBackend(), [3, 40])

@@ -1,79 +1,79 @@
 // Decode attention for a CPU: one query token per sequence, keys and values read through the block table.
-// The job of decode.py on a GPU. A thread takes one (sequence, KV head) at a time and walks its context block by
-// block, first for the scores, then for the weighted sum of the values. Nothing is gathered; sums are float32.
+// The job of decode.py on a GPU. Nothing is gathered; sums are float32.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <vector>
-struct bfloat16 { uint16_t bits; };
-union Word { float number; uint32_t bits; };
-static inline float widen(float x) { return x; }
-static inline float widen(bfloat16 x) { Word w; w.bits = uint32_t(x.bits) << 16; return w.number; }
-static inline void narrow(float x, float* out) { *out = x; }
-static inline void narrow(float x, bfloat16* out) {  // to nearest, ties to even
-    const Word w = {x};
-    out->bits = uint16_t((w.bits + 0x7fff + ((w.bits >> 16) & 1)) >> 16);
-}
+#include "lanes.h"
 
+constexpr int LARGEST_HEAD = 256;
+struct Scratch { std::vector<int64_t> rows; std::vector<float> query, weights; };
 template <typename T> struct Batch {
-    const T *query, *keys, *values;       // [num_tokens, heads, size], [num_slots, kv_heads, size] twice
+    const T *query, *keys, *values;       // query: row r begins at r * query_stride; cache: [slots, kv_heads, size]
     T* out;                               // [num_tokens, heads, size]
     const int64_t* seqs;                  // [num_seqs]: the sequences to serve
     const int32_t *rows, *lens, *tables;  // sequence i: query in row rows[i], lens[i] >= 1 keys, blocks in row i
-    int64_t num_seqs, table_stride, block_size, heads, kv_heads, size;
+    int64_t num_seqs, table_stride, block_size, query_stride, heads, kv_heads, size;
+    int64_t kv_together;  // KV heads a thread takes at once: all of them reads the cache in order, one spreads more
     float scale;
 };
 
-// Call visit(position, cached row) for each token of a sequence, in order. The rows of one head lie apart in memory,
-// which the processor does not guess, so ask for those ahead.
-template <typename T, typename Visit>
-static inline void walk(const Batch<T>& b, const T* cache, int64_t seq, int64_t size, Visit visit) {
-    const int64_t len = b.lens[seq], stride = b.kv_heads * size;
-    for (int64_t first = 0; first < len; first += b.block_size) {
-        const T* row = cache + b.tables[seq * b.table_stride + first / b.block_size] * b.block_size * stride;
-        for (int64_t pos = first; pos < std::min(first + b.block_size, len); pos++, row += stride) {
-            for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(row + 8 * stride + d);
-            visit(pos, row);
+// One sequence, the KV heads from `kv` on: scores of all keys, their softmax, the weighted sum of the values.
+// SIZE is the head size and GROUP the query heads that use a cached row once it is loaded, both known when compiling
+// so that the loops over them become straight vector code; 0 and 1 serve any.
+template <typename T, int SIZE, int GROUP>
+static void attend(const Batch<T>& b, int64_t seq, int64_t kv, Scratch& s) {
+    const int64_t size = SIZE ? SIZE : b.size, parts = size / LANES, len = b.lens[seq], group = b.heads / b.kv_heads;
+    const int64_t heads = b.kv_together * group, width = b.kv_together * size * sizeof(T), row = b.rows[seq];
+    const int32_t* table = b.tables + seq * b.table_stride;
+    s.rows.resize(len), s.weights.resize(heads * len), s.query.resize(heads * size);
+    int64_t* const rows = s.rows.data();  // of each token: where its row begins in the cache
+    float *const w = s.weights.data(), *const query = s.query.data();
+    for (int64_t pos = 0; pos < len; table++)
+        for (int64_t i = 0; i < b.block_size && pos < len; i++)
+            rows[pos++] = ((*table * b.block_size + i) * b.kv_heads + kv) * size;
+    for (int64_t i = 0; i < heads * size; i += LANES)
+        store(load(b.query + row * b.query_stride + kv * group * size + i) * b.scale, query + i);
+    for (int64_t pos = 0; pos < len; pos++) {
+        fetch(b.keys + rows[std::min(pos + 16, len - 1)], width);
+        fetch(b.values + rows[pos], width);  // for the second loop
+        for (int64_t h = 0; h < heads; h += GROUP) {
+            const T* key = b.keys + rows[pos] + h / group * size;
+            Lanes score[GROUP] = {};
+            for (int64_t p = 0; p < parts; p++) {
+                const Lanes k = load(key + p * LANES);
+                for (int g = 0; g < GROUP; g++) score[g] += load(query + (h + g) * size + p * LANES) * k;
+            }
+            for (int g = 0; g < GROUP; g++) w[(h + g) * len + pos] = sum(score[g]);
         }
     }
-}
-
-// SIZE is the head size, known when compiling so that loops over it become straight vector code; 0: any size.
-template <typename T, int SIZE>
-static void attend(const Batch<T>& b, int64_t seq, int64_t kv, std::vector<float>& weights, std::vector<float>& acc) {
-    const int64_t size = SIZE ? SIZE : b.size, len = b.lens[seq], group = b.heads / b.kv_heads;
-    const int64_t first = (b.rows[seq] * b.heads + kv * group) * size;
-    weights.resize(group * len);
-    acc.assign(group * size, 0.0f);
-    float* const w = weights.data();
-    walk(b, b.keys + kv * size, seq, size, [&](int64_t pos, const T* key) {
-        for (int64_t g = 0; g < group; g++) {
-            float score = 0;
-            for (int64_t d = 0; d < size; d++) score += widen(b.query[first + g * size + d]) * widen(key[d]);
-            w[g * len + pos] = score * b.scale;
+    for (int64_t h = 0; h < heads; h += GROUP) {
+        Lanes acc[GROUP][(SIZE ? SIZE : LARGEST_HEAD) / LANES] = {};
+        float total[GROUP] = {};
+        for (int g = 0; g < GROUP; g++) {
+            float *const x = w + (h + g) * len, largest = *std::max_element(x, x + len);
+            for (int64_t i = 0; i < len; i++) total[g] += x[i] = std::exp(x[i] - largest);
         }
-    });
-    for (int64_t g = 0; g < group; g++) {
-        const float largest = *std::max_element(w + g * len, w + (g + 1) * len);
-        float total = 0, *const sum = acc.data() + g * size;
-        for (int64_t i = g * len; i < (g + 1) * len; i++) total += w[i] = std::exp(w[i] - largest);
-        walk(b, b.values + kv * size, seq, size, [&](int64_t pos, const T* value) {
-            for (int64_t d = 0; d < size; d++) sum[d] += w[g * len + pos] * widen(value[d]);
-        });
-        for (int64_t d = 0; d < size; d++) narrow(sum[d] / total, b.out + first + g * size + d);
+        for (int64_t pos = 0; pos < len; pos++)
+            for (int64_t p = 0; p < parts; p++) {
+                const Lanes value = load(b.values + rows[pos] + h / group * size + p * LANES);
+                for (int g = 0; g < GROUP; g++) acc[g][p] += w[(h + g) * len + pos] * value;
+            }
+        T* const out = b.out + (row * b.heads + kv * group + h) * size;
+        for (int64_t i = 0; i < GROUP * parts; i++) store(acc[i / parts][i % parts] / total[i / parts], out + i * LANES);
     }
 }
 
 template <typename T> static void decode(const Batch<T>& b) {
-    const auto attend_one = b.size == 64 ? attend<T, 64> : b.size == 128 ? attend<T, 128> : attend<T, 0>;
+    const int64_t size = b.size, group = b.heads / b.kv_heads;
+    const auto attend_some = size == 64 && group % 3 == 0 ? attend<T, 64, 3> : size == 64 && group % 4 == 0
+        ? attend<T, 64, 4> : size == 128 && group % 4 == 0 ? attend<T, 128, 4> : attend<T, 0, 1>;
 #pragma omp parallel
     {
-        std::vector<float> weights, acc;
+        Scratch scratch;
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t i = 0; i < b.num_seqs; i++)
-            for (int64_t kv = 0; kv < b.kv_heads; kv++) attend_one(b, b.seqs[i], kv, weights, acc);
+            for (int64_t kv = 0; kv < b.kv_heads; kv += b.kv_together) attend_some(b, b.seqs[i], kv, scratch);
     }
 }
-
 extern "C" void decode_float32(const Batch<float>* batch) { decode(*batch); }
 extern "C" void decode_bfloat16(const Batch<bfloat16>* batch) { decode(*batch); }

@@ -1,0 +1,33 @@
+// Sixteen numbers at once: float32 lanes that load from and store to float32 or bfloat16. The vector types are those of
+// gcc and clang, which map them to whatever instructions the processor has.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+typedef float Lanes __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+struct bfloat16 { uint16_t bits; };  // the upper half of a float32
+
+static inline Lanes load(const float* from) { Lanes x; std::memcpy(&x, from, sizeof x); return x; }
+static inline Lanes load(const bfloat16* from) {
+    Halves half;
+    std::memcpy(&half, from, sizeof half);
+    return (Lanes)(__builtin_convertvector(half, Bits) << 16);
+}
+static inline void store(Lanes x, float* to) { std::memcpy(to, &x, sizeof x); }
+static inline void store(Lanes x, bfloat16* to) {  // to nearest, ties to even
+    const Bits bits = (Bits)x;
+    const Halves half = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+    std::memcpy(to, &half, sizeof half);
+}
+static inline float sum(Lanes x) { float s = 0; for (int i = 0; i < LANES; i++) s += x[i]; return s; }
+
+// What the dtype T keeps of x.
+template <typename T> static inline Lanes rounded(Lanes x) { T kept[LANES]; store(x, kept); return load(kept); }
+
+// Ask for memory that will be read soon, where the processor cannot guess it.
+static inline void fetch(const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+}

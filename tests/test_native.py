@@ -1,0 +1,70 @@
+"""The C++ kernels are built once, and missed without harm where they cannot be built."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from minipaged import native
+from minipaged.attention import cpu_kernel
+from minipaged.model.compiled import use_compiled_kernels
+from minipaged.model.tiny import random_llama
+from tests.attention.paged import dense_attention, make_problem, relative_error, run_torch
+from tests.model.test_compiled import WIDE
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+)
+
+
+@pytest.fixture
+def fresh_load(monkeypatch, tmp_path):
+    """`load` as on a machine that has built nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for function in (native.load, cpu_kernel.load):
+        function.cache_clear()
+    yield tmp_path
+    for function in (native.load, cpu_kernel.load):
+        function.cache_clear()
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_then_found(fresh_load, monkeypatch):
+    assert native.load() is not None
+    (library,) = (fresh_load / "minipaged").iterdir()  # and no temporary folder is left
+    native.load.cache_clear()
+    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert native.load() is not None
+    assert library.exists()
+
+
+@needs_compiler
+def test_a_change_of_any_source_compiles_again(fresh_load, monkeypatch):
+    native.load()
+    header = fresh_load / "lanes.h"
+    header.write_text(native.HEADER.read_text() + "// changed\n")
+    monkeypatch.setattr(native, "HEADER", header)
+    native.load.cache_clear()
+    native.load()
+    assert len(list((fresh_load / "minipaged").iterdir())) == 2
+
+
+def test_without_a_compiler_torch_serves_and_one_line_says_so(fresh_load, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
+        problem = make_problem([5, 9])
+    assert len(caught) == 1
+    assert not use_compiled_kernels(random_llama(WIDE))
+    for _ in range(2):
+        assert relative_error(run_torch(problem), dense_attention(problem)) <= 1e-5
+
+
+def test_a_compiler_that_fails_is_missed_without_harm(fresh_load, monkeypatch):
+    broken = Path(fresh_load) / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such header' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.warns(UserWarning, match="no such header"):
+        assert native.load() is None
+    assert list((fresh_load / "minipaged").iterdir()) == []
