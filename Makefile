@@ -13,6 +13,8 @@ JOBS ?= 2
 BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=1
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+# Translations have the code and outputs of the lessons, so running these is enough.
+NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
@@ -49,6 +51,7 @@ endif
 
 build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
 	$(BIN)/python -m minipaged.course.build $(ARGS)
+	$(BIN)/python -m minipaged.course.translate
 
 lint: setup ## check style and spelling
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minipaged.course import build, home
+from minipaged.course import build, home, translate
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
@@ -51,6 +51,13 @@ def test_notebooks_and_sources_agree():
     sources = build.find_sources(FOLDER, [])
     assert [text for source in sources if (text := build.difference(source))] == []
     assert build.orphans(FOLDER) == []
+
+
+def test_translations_are_those_of_the_stored_lessons():
+    """Else run `make build`: nothing is executed again for them."""
+    for path in sorted((FOLDER / "src").glob("*/*.md")):
+        notebook, _ = translate.translate(path)
+        assert notebook == read(FOLDER / path.parent.name / f"{path.stem}.ipynb")
 
 
 @lessons

@@ -24,9 +24,9 @@ def blocks(text):
 
 
 def links(text):
-    """Targets in order, the links from one language to the other left out."""
+    """Targets in order, those that lead to the other language or to translated lessons left out."""
     found = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
-    return [target for target in found if not target.startswith("README")]
+    return [target for target in found if not target.startswith(("README", "notebooks/zh/"))]
 
 
 def rows(text):
