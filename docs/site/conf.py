@@ -1,0 +1,72 @@
+"""Sphinx's settings for the site. `scripts/build_site.py` lays out the sources and runs it."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+from minipaged.course import home
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))  # our own extensions
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+project, version = PROJECT["name"], PROJECT["version"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "docstrings",
+    "repository",
+]
+root_doc = "index"
+templates_path = [str(HERE / "templates")]  # autosummary looks from the sources
+repository = f"https://github.com/{home.repository()}"
+
+# Notebooks are shown as they are stored; a link to a heading uses the name that GitHub gives it.
+nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # the tables that cells print
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 6
+# Lessons begin sections at any level; a shape such as [num_tokens] is no name of an object.
+suppress_warnings = ["myst.header", "ref.python"]
+
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_mock_imports = ["triton"]  # its decorator hides a kernel's docstring and signature
+autosummary_generate = True
+napoleon_use_ivar = True  # else the attributes of a class are described twice
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+python_display_short_literal_types = True
+python_maximum_signature_line_length = 100
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = [
+    "static",
+    *(["../../build/site/mathjax"] if (ROOT / "build/site/mathjax").exists() else []),
+]
+html_css_files = ["site.css"]
+html_sourcelink_suffix = ""
+html_show_sphinx = False
+mathjax_path = "es5/tex-chtml.js"
+mathjax3_config = {"options": {"enableMenu": False}}  # the menu offers parts that are not here
+html_theme_options = {
+    "repository_url": repository,
+    "repository_branch": home.BRANCH,
+    "use_repository_button": True,
+    "use_download_button": True,
+    "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    "navbar_persistent": [],  # the sidebar has the search already
+    "footer_content_items": [],
+    "collapse_navbar": True,  # the whole tree on every page makes the build three times as long
+    "show_toc_level": 2,
+    "pygments_light_style": "a11y-light",
+    "pygments_dark_style": "a11y-dark",
+}

@@ -1,0 +1,111 @@
+"""Build the site, static pages for reading offline or on a server, into `site/`: what `make site` runs.
+
+The documents are copied into `build/site` with the places they have in the repository, so that their links
+to each other hold; `docs/site` has the rest: Sphinx's settings, the style, the templates of the reference.
+"""
+
+import pkgutil
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mathjax
+
+import minipaged
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGE = ROOT / "build/site"
+PAGES = ROOT / "build/pages"
+OUTPUT = ROOT / "site"
+SETTINGS = ROOT / "docs/site"
+
+# heading in the list of contents -> the documents below it, in this order
+SECTIONS = {
+    "The course": ["notebooks/[0-9]*.ipynb"],
+    "Exercises": ["exercises/*/*.ipynb"],
+    "Guides": ["docs/*.md"],
+    "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
+    "Project": ["CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"],
+}
+START_PAGE = "README.md"
+PICTURES = ["docs/images/*", "exercises/*/*.svg", "exercises/*/*.png"]
+
+
+def stage(pattern: str) -> list[str]:
+    """Copy the files of the repository that match; returns their names without suffix, sorted."""
+    names = []
+    for file in sorted(ROOT.glob(pattern)):
+        name = file.relative_to(ROOT)
+        if str(name) == START_PAGE:
+            continue
+        (STAGE / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, STAGE / name)
+        names.append(str(name.with_suffix("")))
+    return names
+
+
+def toctree(caption: str, names: list[str]) -> str:
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", *names, "```", ""])
+
+
+def write_sources() -> None:
+    """Fill `build/site`: the documents, the start page with the list of contents, the reference."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    STAGE.mkdir(parents=True)
+    contents = {caption: [n for p in patterns for n in stage(p)] for caption, patterns in SECTIONS.items()}
+    for pattern in PICTURES:
+        stage(pattern)
+    contents["Reference"] = ["api"]
+    trees = "".join(toctree(caption, names) for caption, names in contents.items() if names)
+    (STAGE / "index.md").write_text((ROOT / START_PAGE).read_text() + trees)
+    lists = {"names": public_names(), "modules": public_modules()}
+    lines = {word: "\n   ".join(names) for word, names in lists.items()}
+    (STAGE / "api.rst").write_text((SETTINGS / "api.rst").read_text().format(**lines))
+
+
+def public_names() -> list[str]:
+    """Where the names that `from minipaged import …` knows are defined."""
+    objects = {name: getattr(minipaged, name) for name in minipaged.__all__ if name != "__version__"}
+    return [f"~{value.__module__}.{name}" for name, value in objects.items()]
+
+
+def public_modules() -> list[str]:
+    """The modules and packages directly below `minipaged`."""
+    names = sorted(module.name for module in pkgutil.iter_modules(minipaged.__path__))
+    return [f"minipaged.{name}" for name in names if not name.startswith("_")]
+
+
+def fetch_mathjax() -> None:
+    """Lay MathJax beside the pages; where it is out of reach, formulas stay as they are typed."""
+    try:
+        mathjax.unpack(mathjax.package(ROOT / "build"), STAGE / "mathjax")
+    except mathjax.MathJaxError as error:
+        print(f"site: formulas will show as typed. {error}", file=sys.stderr)
+
+
+def run_sphinx() -> int:
+    """Sphinx over `build/site` into `build/pages`; every warning is an error. Returns its exit status."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "--builder", "html", "--quiet", "--fail-on-warning"]
+    command += ["--keep-going", "--fresh-env", "--jobs", "2", "--conf-dir", str(SETTINGS)]
+    command += ["--doctree-dir", str(ROOT / "build/doctrees"), str(STAGE), str(PAGES)]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+def main() -> int:
+    start = time.monotonic()
+    write_sources()
+    fetch_mathjax()
+    status = run_sphinx()
+    if status == 0:
+        shutil.rmtree(OUTPUT, ignore_errors=True)
+        PAGES.rename(OUTPUT)
+        pages = sum(1 for _ in OUTPUT.rglob("*.html"))
+        print(f"site: {pages} pages in {time.monotonic() - start:.0f} s; open {OUTPUT / 'index.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
