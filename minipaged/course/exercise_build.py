@@ -36,12 +36,15 @@ STUB = ("# YOUR CODE HERE", "raise NotImplementedError()")  # nbgrader's for Pyt
 
 
 def solved_notebook(source: Path) -> NotebookNode:
-    """The notebook with its solutions, not executed."""
+    """The notebook with its solutions, not executed.
+
+    Its badge opens the exercise, not the solution: nbgrader hands that cell out as it is.
+    """
     notebook = parse(source)
     for cell in notebook.cells:
         if "nbgrader" in cell.metadata:
             cell.metadata["nbgrader"] = complete(cell.metadata["nbgrader"])
-    return with_home_cells(notebook, _path(source, FOLDER.name))
+    return with_home_cells(notebook, _path(source, RELEASED))
 
 
 def complete(given: NotebookNode) -> dict[str, object]:
