@@ -14,10 +14,10 @@ if importlib.util.find_spec("minipaged") is None:
         opened = ""
     folders = "notebooks|exercises|solutions"
     address = rf"fileId=https://github\.com/([\w.-]+/[\w.-]+)/blob/([\w./-]+?)/(?:{folders})/"
-    where = [(REPO, "HEAD")] if REPO else re.findall(address, opened)
+    where = [REPO] if REPO else ["@".join(found) for found in re.findall(address, opened)]
     if not where:
         raise SystemExit('Run `make setup` first; on Colab, set REPO = "owner/name" above.')
-    source = "git+https://github.com/{}@{}".format(*where[0])
+    source = f"git+https://github.com/{where[0]}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", source], check=True)
     importlib.invalidate_caches()
     from minipaged.course.home import finish_install

@@ -132,7 +132,7 @@ def test_without_colab_one_sentence_says_what_to_do(run_cell):
 def test_a_repository_written_by_the_reader_is_used(run_cell):
     done, asked = run_cell(repo="their/copy", colab="")
     assert done.returncode == 0, done.stderr
-    assert asked[0].endswith("git+https://github.com/their/copy@HEAD")
+    assert asked[0].endswith("git+https://github.com/their/copy")
 
 
 def test_nothing_happens_where_the_package_is_installed(run_cell):
