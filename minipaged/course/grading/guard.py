@@ -1,17 +1,19 @@
 """What a learner's process may not do: read answers, write outside its folder, start programs, use a network.
 
-An answer needs none of it. `close_the_door` installs an audit hook (PEP 578), which Python calls before it
-opens a file, imports a module or starts a program, and limits on memory and file size. A hook cannot be taken
-out again. It is a fence against cheating and accidents, not a prison: code that is out to harm the machine
-belongs in a container. The mark is safe either way, because another process computes it.
+An answer needs none of it. `close_the_door` sets limits on memory and on the size of files, has the kernel
+restrict what can be opened (landlock.py, on Linux), and installs an audit hook (PEP 578), which Python calls
+before it opens a file or starts a program, and which says in words what was refused. It is a fence against
+cheating and accidents, not a prison: code that is out to harm the machine belongs in a container. The mark is
+safe either way, because another process computes it.
 """
 
-import ctypes  # noqa: F401  loads itself as a library when it is first imported
 import os
 import sys
 import sysconfig
 from collections.abc import Callable
 from typing import Any
+
+from minipaged.course.grading import landlock
 
 _posixsubprocess: Any
 try:
@@ -19,13 +21,14 @@ try:
 except ImportError:  # Windows
     _posixsubprocess = None
 
-MEMORY_LIMIT = 2 * 2**30  # bytes on top of what the process has when the door closes
+MEMORY_LIMIT = 2 * 2**30  # bytes of addresses on top of what the process has when the door closes
 FILE_LIMIT = 64 * 2**20  # bytes of a file that it writes
 
-STARTS_OR_SIGNALS = {
+NEVER = {
     *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile"),
     *("subprocess.Popen", "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill"),
-    *("os.chdir", "os.fchdir", "ctypes.dlsym"),
+    *("os.chdir", "os.fchdir", "ctypes.dlsym", "sqlite3.connect", "resource.setrlimit", "resource.prlimit"),
+    *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),  # they find the hook
 }
 CHANGES_FILES = {
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink"),
@@ -43,18 +46,18 @@ def limit_resources() -> None:
         import resource
     except ImportError:  # Windows
         return
-    used = _data_bytes()
+    used = _address_space()
     if used is not None:
-        _lower(resource.RLIMIT_DATA, used + MEMORY_LIMIT)
+        _lower(resource.RLIMIT_AS, used + MEMORY_LIMIT)
     _lower(resource.RLIMIT_FSIZE, FILE_LIMIT)
     _lower(resource.RLIMIT_CORE, 0)
 
 
-def _data_bytes() -> int | None:
-    """Private memory of this process, which RLIMIT_DATA counts; None where it cannot be read."""
+def _address_space() -> int | None:
+    """Bytes of addresses in use, which RLIMIT_AS counts; None where they cannot be read."""
     try:
         with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize"))
     except (OSError, StopIteration):
         return None
 
@@ -68,7 +71,7 @@ def _lower(kind: int, limit: int) -> None:
 
 
 def close_the_door(refuse: Callable[[str], None], forbidden: str, folder: str) -> None:
-    """From here on call `refuse(what)`, which must not return, when the process does what it may not.
+    """From here on call `refuse(what)` when the process does what it may not; if that returns, an exception.
 
     `forbidden`: the folder of the minipaged package, whose code answers the exercises. `folder`: the only one
     where files may be written.
@@ -77,50 +80,80 @@ def close_the_door(refuse: Callable[[str], None], forbidden: str, folder: str) -
     # What `subprocess` and `multiprocessing` start programs with; the hook does not see this one.
     if _posixsubprocess is not None:
         _posixsubprocess.fork_exec = lambda *args: refuse("starts a program")
-    forbidden, folder = os.path.realpath(forbidden) + os.sep, os.path.realpath(folder) + os.sep
+    forbidden, folder = os.path.realpath(forbidden), os.path.realpath(folder)
     # Virtual environments often lie inside the folder of a project, so what may be read is listed.
-    readable = tuple({os.path.realpath(path) + os.sep for path in (sys.prefix, sys.base_prefix)})
-    readable += tuple({path + os.sep for path in (sys.prefix, sys.base_prefix)}) + SYSTEM_FOLDERS
-
+    readable = [*SYSTEM_FOLDERS, sys.prefix, sys.base_prefix]
+    readable += [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix)]
     # Libraries that look at the stack read the sources on it, ours among them: no answer is in those.
     own_files = [
         os.path.join(os.path.dirname(__file__), name) for name in ("worker.py", "guard.py", "wire.py")
     ]
-    libraries = sysconfig.get_path("platlib") + os.sep  # torch and numpy load parts of themselves
+    files = [*own_files, *SYSTEM_FILES, *SYSTEM_DEVICES]
+    judge = make_judge(readable, files, forbidden, folder)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        what = judge(event, args)
+        if what:
+            try:
+                refuse(what)
+            finally:
+                raise PermissionError(what)
+
+    sys.path[:] = [path for path in sys.path if not judge("open", (path + os.sep, None, 0))]
+    landlock.restrict([*readable, *files], [folder, os.devnull], forbidden)
+    sys.addaudithook(hook)
+
+
+def make_judge(
+    readable: list[str], files: list[str], forbidden: str, folder: str
+) -> Callable[[str, tuple[Any, ...]], str]:
+    """A function of an audit event and its arguments that says what is wrong with it; "" if nothing is.
+
+    It works in the learner's process, so it uses nothing that code there can give another meaning: no global,
+    no built-in function by name, no method of an object that is not exactly a string.
+    """
+    sep, devnull, writes = os.sep, os.devnull, os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    read_from = tuple(path.rstrip(sep) + sep for path in [*readable, folder])
+    write_to, own, libraries = folder + sep, forbidden + sep, sysconfig.get_path("platlib") + sep
+    allowed, refused, changing = frozenset(files), frozenset(NEVER), frozenset(CHANGES_FILES)
+    is_a, string, kinds, number, kind = isinstance, str, (str, bytes), int, type
+    text_of, decode = str.__str__, bytes.decode  # a subclass may say that it is another path
+
+    def exact(path: Any) -> str:
+        if not is_a(path, kinds):
+            return "no path"
+        return text_of(path) if is_a(path, string) else decode(path, "utf-8", "replace")
 
     def absolute(path: Any) -> str:
-        text = path.decode(errors="replace") if isinstance(path, bytes) else str(path)
-        return text if text.startswith(os.sep) else folder + text
-
-    def may_read(path: Any) -> bool:
-        text = absolute(path)
-        if text in own_files:
-            return True
-        if ".." in text.split(os.sep) or text.startswith(forbidden):
-            return False
-        return text.startswith((folder, *readable)) or text in SYSTEM_FILES + SYSTEM_DEVICES
+        text = exact(path)
+        return text if text.startswith(sep) else write_to + text
 
     def may_write(path: Any) -> bool:
         text = absolute(path)
-        return ".." not in text.split(os.sep) and (text.startswith(folder) or text == os.devnull)
+        return (text.startswith(write_to) and ".." not in text.split(sep)) or text == devnull
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
+    def may_read(path: Any) -> bool:
+        text = absolute(path)
+        if text in allowed:
+            return True
+        return text.startswith(read_from) and not text.startswith(own) and ".." not in text.split(sep)
+
+    def judge(event: str, args: tuple[Any, ...]) -> str:
         if event == "open":
             path, _, flags = args
-            writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-            if isinstance(path, int) or (may_write(path) if writes else may_read(path)):
-                return
-            inside = absolute(path).startswith(forbidden)
-            refuse(
-                "reads minipaged itself: the exercise asks you to write it" if inside else f"opens {path!r}"
-            )
-        elif event == "ctypes.dlopen":
-            if not str(args[0]).startswith(libraries):
-                refuse(f"loads the C library {args[0]!r}")
-        elif event in STARTS_OR_SIGNALS or event.startswith("socket."):
-            refuse(f"calls {event}")
-        elif event in CHANGES_FILES and not all(may_write(path) for path in args if isinstance(path, str)):
-            refuse(f"calls {event}({args[0]!r})")
+            if kind(path) is number or (may_write(path) if flags & writes else may_read(path)):
+                return ""
+            if absolute(path).startswith(own):
+                return "reads minipaged itself: the exercise asks you to write it"
+            return f"opens {exact(path)!r}"
+        if event == "ctypes.dlopen":
+            return "" if absolute(args[0]).startswith(libraries) else "loads a C library"
+        if event in refused or event.startswith("socket."):
+            return f"calls {event}"
+        if event in changing:
+            for path in args:
+                if is_a(path, kinds) and not may_write(path):
+                    return f"calls {event} on {exact(path)!r}"
+        return ""
 
-    sys.path[:] = [path for path in sys.path if may_read(path + os.sep)]  # not the repository
-    sys.addaudithook(hook)
+    return judge
