@@ -61,6 +61,11 @@ def test_test_runs_unit_tests_and_notebooks_each_file_in_one_process():
         assert "--dist=loadfile" in planned
 
 
+def test_exercises_that_somebody_may_be_solving_are_run_again_in_ci_only():
+    assert make("--dry-run", "notebooks", "CI=true").stdout.rstrip().endswith("notebooks solutions exercises")
+    assert make("--dry-run", "notebooks", "CI=").stdout.rstrip().endswith("notebooks solutions")
+
+
 def test_arguments_and_torch_index_are_passed_on():
     planned = make("--dry-run", "demo", "ARGS=--quick", "TORCH_INDEX=https://example.org/whl").stdout
     assert '--torch-index "https://example.org/whl"' in planned
