@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,7 @@ class RunningEngine:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            process_group=0,  # if we are killed, the system wakes and ends a stopped group of its own
         )
         self._root = psutil.Process(self._child.pid)
         self._wait_for(READY)
@@ -208,6 +210,7 @@ class RunningEngine:
 def started(engines: Sequence[Engine], settings: Settings) -> Iterator[dict[str, RunningEngine]]:
     """Load engines one after the other. One that fails is named on stderr and left out."""
     running: dict[str, RunningEngine] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # through `finally`: they are stopped
     try:
         for engine in engines:
             try:
