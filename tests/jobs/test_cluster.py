@@ -16,24 +16,22 @@ from tests.jobs.tiny_jobs import JOB, engine_settings, prompts, read, write
 ray = pytest.importorskip("ray", reason="ray is not installed: make scale")
 
 
-def first_to_create(path: Path) -> bool:
-    try:
-        path.open("x").close()
-    except FileExistsError:
-        return False
-    return True
-
-
 def mortal_actor(folder: Path) -> type:
-    """Workers of which one dies in the middle of a batch, once. Made here, so that Ray carries its code."""
+    """Workers of which one dies in the middle of a batch, once. Ray carries the code of a class that is made
+    here, and finds what it needs of this file only inside it."""
 
     class MortalActor(EngineActor):
         def __call__(self, batch):
             (folder / f"pid-{os.getpid()}").touch()
-            first = {"task": list(batch["task"])[:3]}
-            super().__call__(first)  # some are done, and lost
-            if json.loads(first["task"][0])["line"] > 24 and first_to_create(folder / "killed"):
-                os.kill(os.getpid(), signal.SIGKILL)
+            tasks = list(batch["task"])
+            if json.loads(tasks[0])["line"] > 24:
+                try:
+                    (folder / "killed").touch(exist_ok=False)
+                except FileExistsError:
+                    pass  # one has died
+                else:
+                    super().__call__({"task": tasks[:3]})  # done, and lost with it
+                    os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(batch)
 
     return MortalActor
