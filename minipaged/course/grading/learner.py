@@ -154,8 +154,8 @@ class Learner:
                 self._kill(f"refused: it {str(reply['refused'])[:200]}")
             elif "raised" in reply:
                 raised = reply["raised"]
-                names = [str(name) for name in raised["type"]] or ["an exception"]
-                raise Raised(names, str(raised["message"]), str(raised["line"]))
+                names = [str(name)[:100] for name in raised["type"][:20]] or ["an exception"]
+                raise Raised(names, str(raised["message"])[:500], str(raised["line"])[:200])
             else:
                 return wire.decode(reply["value"], lambda number: Remote(self, int(number)))
         except (EOFError, OSError, ValueError):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-LARGEST_FRAME = 256 * 2**20  # bytes
+LARGEST_FRAME = 64 * 2**20  # bytes; the lists in it take some ten times as many here
 _LENGTH = struct.Struct("<Q")
 
 

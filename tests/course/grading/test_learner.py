@@ -137,6 +137,19 @@ def test_forged_replies_end_it():
         Learner({"answer": source})
 
 
+def test_forged_exceptions_are_cut_to_what_fits_a_report():
+    source = (
+        "import os, struct, contextlib\n"
+        """frame = b'{"raised": {"type": ["E"], "message": "%s", "line": ""}}' % (b"x" * 10_000)\n"""
+        "for fd in range(3, 64):\n"
+        "    with contextlib.suppress(OSError):\n"
+        "        os.write(fd, struct.pack('<Q', len(frame)) + frame)"
+    )
+    with pytest.raises(Raised) as error:
+        Learner({"answer": source})
+    assert 400 < len(str(error.value)) < 600
+
+
 def test_nothing_is_left_behind(learner):
     process, folder = learner._process, learner._folder.name
     assert os.path.isdir(folder)
