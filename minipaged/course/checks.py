@@ -56,10 +56,23 @@ def run(task: Task, *objects: Any) -> None:
         raise AssertionError(result.reason)
 
 
+_seen: list[str] = []  # cells run since this module was imported: a runner may leave them out of In
+
+
+def watch_cells() -> None:
+    """In a notebook, note each cell from here on before it runs."""
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.events.register("pre_run_cell", lambda info: _seen.append(info.raw_cell))
+
+
+watch_cells()
+
+
 def find_source(names: Any, objects: Any = ()) -> str:
     """The last cell that was run and defines all of `names`; outside a notebook, the objects' own source."""
-    history = getattr(builtins, "get_ipython", lambda: None)()
-    for cell in reversed(history.user_ns.get("In", []) if history else []):
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    for cell in reversed([*(shell.user_ns.get("In", []) if shell else []), *_seen]):
         if set(names) <= set(defined_names(cell)):
             return str(cell)
     try:

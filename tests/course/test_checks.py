@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from minipaged.course import checks
 from minipaged.course.checks import attempt, check, defined_names, find_source
 from tests.exercises.test_04_block_table import ALLOCATOR
 
@@ -27,6 +28,17 @@ def notebook(monkeypatch):
 def test_the_last_cell_that_defines_it_is_graded(notebook, capsys):
     space = notebook("class MyBlockPool:\n    pass", ALLOCATOR.second, "print(MyBlockPool)")
     check.allocator(space["MyBlockPool"])
+    assert "allocator: passed" in capsys.readouterr().out
+
+
+def test_a_cell_counts_that_was_run_without_being_kept_in_the_history(monkeypatch, capsys):
+    hooks = {}
+    shell = SimpleNamespace(user_ns={"In": [""]}, events=SimpleNamespace(register=hooks.__setitem__))
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr(checks, "_seen", [])
+    checks.watch_cells()
+    hooks["pre_run_cell"](SimpleNamespace(raw_cell=ALLOCATOR.second))
+    check.allocator(type("MyBlockPool", (), {}))
     assert "allocator: passed" in capsys.readouterr().out
 
 
