@@ -53,6 +53,11 @@ class MyArena:
             ),
         ),
         Wrong(
+            "looks at the first hole only",
+            "cuts strips from the beginning of the first hole",
+            replace=("enumerate(self.holes)", "enumerate(self.holes[:1])"),
+        ),
+        Wrong(
             "leaves holes of size 0",
             "a hole that is used up is gone",
             replace=("[rest] if hole > size else []", "[rest]"),
