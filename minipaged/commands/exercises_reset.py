@@ -21,5 +21,5 @@ def run(args: argparse.Namespace) -> int:
     if exercises.is_as_handed_out(exercise):
         raise CommandError(f"{exercise.path} is as it was handed out: nothing to reset")
     backup = exercises.reset(exercise)
-    print(f"{exercise.path} is as it was handed out; yours is now {backup}")
+    print(f"{exercise.path} is as it was handed out" + (f"; yours is now {backup}" if backup else ""))
     return 0

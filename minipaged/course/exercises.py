@@ -29,11 +29,7 @@ class Exercise:
 
 def find_exercises(folder: Path = FOLDER) -> list[Exercise]:
     """Every exercise in `folder`, in order. FileNotFoundError when there is none."""
-    found = [
-        Exercise(path.name, folder)
-        for path in sorted(folder.glob("[0-9][0-9]_*"))
-        if (path / f"{path.name}.ipynb").is_file()
-    ]
+    found = [Exercise(path.name, folder) for path in sorted(folder.glob("[0-9][0-9]_*")) if path.is_dir()]
     if not found:
         raise FileNotFoundError(
             f"no {folder}/NN_name/NN_name.ipynb here: run this in the repository's folder"
@@ -59,13 +55,16 @@ def is_as_handed_out(exercise: Exercise) -> bool:
     return compare_cells(handed_out_notebook(exercise.source), exercise.path) is None
 
 
-def reset(exercise: Exercise) -> Path:
-    """Build the exercise again as it was handed out; returns where the learner's file went."""
+def reset(exercise: Exercise) -> Path | None:
+    """Build the exercise again as it was handed out; returns where the file of the learner went, if any."""
     from minipaged.course.build import run_and_write
     from minipaged.course.exercise_build import handed_out_notebook
 
-    backup = next_backup(exercise)
     notebook = handed_out_notebook(exercise.source)
+    if not exercise.path.exists():
+        run_and_write(notebook, exercise.path)
+        return None
+    backup = next_backup(exercise)
     exercise.path.rename(backup)
     try:
         run_and_write(notebook, exercise.path)

@@ -88,6 +88,16 @@ def test_reset_gives_back_the_exercise_and_keeps_every_version_of_the_learner(co
         assert (course / EXERCISE).read_bytes() == (ROOT / EXERCISE).read_bytes()
 
 
+def test_reset_brings_back_a_notebook_that_was_deleted(course, capsys):
+    """Slow because a kernel runs the exercise as handed out."""
+    (course / EXERCISE).unlink()
+    assert cli.main(["exercises", "check", "04"]) == 1
+    assert "No such file" in capsys.readouterr().out
+    assert cli.main(["exercises", "reset", "04"]) == 0
+    assert capsys.readouterr().out == f"{EXERCISE} is as it was handed out\n"
+    assert (course / EXERCISE).read_bytes() == (ROOT / EXERCISE).read_bytes()
+
+
 def test_reset_refuses_when_there_is_nothing_to_reset(course, capsys):
     assert cli.main(["exercises", "reset", "04"]) == 1
     assert "nothing to reset" in capsys.readouterr().err
