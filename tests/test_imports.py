@@ -32,7 +32,8 @@ def third_party_imports(file: Path) -> set[str]:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.add(node.module.partition(".")[0])
-    own = {path.stem for path in ROOT.glob("tests/**/*.py")} | {"minipaged", "tests", "benchmarks"}
+    beside = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py")]
+    own = {path.stem for path in beside} | {"minipaged", "tests", "benchmarks"}
     return names - set(sys.stdlib_module_names) - own
 
 

@@ -42,7 +42,8 @@ def test_commands_in_the_documents_exist():
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site", "browser"]
+    "target",
+    ["demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site", "browser"],
 )
 def test_every_command_sets_up_first(target):
     done = make("--dry-run", target)
