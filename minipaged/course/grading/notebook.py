@@ -26,8 +26,10 @@ def read_notebook(path: Path) -> dict[str, Any]:
     """The notebook stored at `path` as plain JSON. Unreadable if it is a link, too large or no notebook."""
     try:
         # Never wait for a pipe that somebody put there; never follow a link to somebody else's answers.
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        flags = os.O_RDONLY
+        for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # each system has some of them
+            flags |= getattr(os, name, 0)
+        with open(path, "rb", opener=lambda file, _: os.open(file, flags)) as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise Unreadable("is not a file")
@@ -55,13 +57,11 @@ def answer_cells(notebook: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str
     something else, it is the last code cell that defines what the task asks for.
     """
     cells = notebook["cells"]
-    marked: dict[Any, int] = {}
+    marked: dict[Any, int] = {}  # of several cells with one id the last counts, as nbgrader has it
     for index, cell in enumerate(cells):
         marks = marks_of(cell)
         if any(marks.get(kind) for kind in ("grade", "solution", "locked")):
-            marked[marks.get("grade_id")] = (
-                index  # the last of several with one id, as nbgrader's DeduplicateIds
-            )
+            marked[marks["grade_id"]] = index
     found = {}
     for task in tasks:
         its_own = [marked[task.name]] if task.name in marked else []
