@@ -6,6 +6,8 @@ import argparse
 import datetime
 import json
 import platform
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,8 @@ def write(name: str, result: dict[str, Any], figures: dict[str, Figure], *, reco
     path.write_text(json.dumps({"date": now, "machine": describe_machine()} | result, indent=1) + "\n")
     for stem, figure in figures.items():
         save(figure, folder / stem)
+    if record:  # in a process of its own, since it imports the script that is running
+        subprocess.run([sys.executable, ROOT / "benchmarks" / "readme.py"], check=True)
     return path
 
 

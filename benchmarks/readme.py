@@ -1,0 +1,90 @@
+"""Keep the recorded figures in benchmarks/README.md as their files say: everything between the two markers.
+
+python benchmarks/readme.py          after files in benchmarks/results/cpu have changed; `--record` does it
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import curves, prefix_sharing, records, scaling, throughput
+from benchmarks.goals import goal_cells
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- recorded figures: written by readme.py -->", "<!-- end of recorded figures -->"
+NOT_RECORDED = "Not recorded yet."
+
+
+def render_throughput(result: dict[str, Any]) -> str:
+    tables = [
+        f"{records.markdown(throughput.mix_rows(mix, engines))}\n\n{throughput.floor_line(result, mix)}."
+        for mix, engines in result["mixes"].items()
+        if engines
+    ]
+    header = ["goal", "mix", "at least", "aim", "measured", "verdict"]
+    return "\n\n".join([*tables, records.markdown([header, *map(goal_cells, result["goals"])])])
+
+
+def render_curves(result: dict[str, Any]) -> str:
+    return "\n\n".join(records.markdown(curves.rows(result, curve)) for curve in curves.CURVES)
+
+
+def render_prefix_sharing(result: dict[str, Any]) -> str:
+    return records.markdown(prefix_sharing.rows(result["runs"]))
+
+
+def render_scaling(result: dict[str, Any]) -> str:
+    fits = [line for name, found in result["series"].items() for line in scaling.fit_lines(name, found)]
+    return "\n".join(f"- {line}" for line in [*fits, *result["reasons"]])
+
+
+SECTIONS = {
+    "throughput": ("Side by side", render_throughput),
+    "curves": ("Where the lead over transformers comes from", render_curves),
+    "prefix_sharing": ("A shared system prompt", render_prefix_sharing),
+    "scaling": ("How a step grows", render_scaling),
+}
+
+
+def render(folder: Path = records.RECORDED) -> str:
+    """The recorded figures as Markdown, one section for each script."""
+    parts = []
+    for name, (title, section) in SECTIONS.items():
+        result = records.read(name, folder)
+        parts.append(f"### {title}")
+        if result is None:
+            parts.append(NOT_RECORDED)
+            continue
+        parts += [origin(name, result), section(result), f"![{title}](results/cpu/{name}.svg)"]
+    return "\n\n".join(parts)
+
+
+def origin(name: str, result: dict[str, Any]) -> str:
+    """When and on what it was measured, and where the samples are."""
+    machine = result["machine"]
+    cores = f"{result['threads']} threads on {machine['cores']} cores"
+    software = f"{result['dtype']}, torch {machine['versions']['torch']}"
+    file = f"[{name}.json](results/cpu/{name}.json)"
+    return f"{result['date'][:10]}, {machine['processor']}, {cores}, {software}. Everything measured: {file}."
+
+
+def replace_block(text: str, block: str) -> str:
+    """The text with everything between the markers replaced. Raises ValueError without both markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the markers {BEGIN} and {END} are not there in this order")
+    return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"
+
+
+def update() -> None:
+    README.write_text(replace_block(README.read_text(), render()))
+
+
+if __name__ == "__main__":
+    update()
