@@ -32,6 +32,7 @@ from benchmarks.processes import (
     settings_from,
     started,
 )
+from benchmarks.quiet import NotQuietError
 
 BATCH = 16  # of the static batches
 SPREADS = (0.0, 0.4, 0.8, 1.2)  # standard deviation of the logarithm of a length
@@ -66,16 +67,24 @@ def continuous_mixes() -> list[tuple[float, Mix]]:
 def measure(
     ours: RunningEngine, theirs: RunningEngine, mixes: list[tuple[float, Mix]], repeat: int
 ) -> list[dict[str, Any]]:
-    """One point for each mix: x, the ratio of the two median rates, and the rates in tokens per second."""
+    """One point for each mix: x, the ratio of the two median rates, and the rates in tokens per second.
+
+    A point for which the machine was never quiet is named on stderr and left out.
+    """
     rates: list[dict[str, list[float]]] = [{"ours": [], "theirs": []} for _ in mixes]
     for _ in range(repeat):
         for (x, mix), taken in zip(mixes, rates, strict=True):
             for side, engine in (("ours", ours), ("theirs", theirs)):
-                result = engine.sample(f"at {x:.3g}", mix)
+                try:
+                    result = engine.sample(f"at {x:.3g}", mix)
+                except NotQuietError as error:
+                    print(f"  at {x:.3g}: {error}", file=sys.stderr)
+                    continue
                 taken[side].append(result["output_tokens"] / result["seconds"])
     return [
         {"x": x, "ratio": statistics.median(taken["ours"]) / statistics.median(taken["theirs"]), **taken}
         for (x, _), taken in zip(mixes, rates, strict=True)
+        if taken["ours"] and taken["theirs"]
     ]
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.engines.common import READY, RESULT
 from benchmarks.mixes import Mix
-from benchmarks.quiet import FOREIGN_LIMIT, TRIES, foreign_share, not_quiet, peak_memory, read_tree
+from benchmarks.quiet import FOREIGN_LIMIT, TRIES, NotQuietError, foreign_share, peak_memory, read_tree
 from minipaged.machine import core_count, torch_facts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ class RunningEngine:
         """Serve a mix, again until the machine is quiet meanwhile: what common.result_of says and more.
 
         `foreign_share` is what others used of the processors, `peak_mib` the most memory the engine has held.
-        Raises RuntimeError if the engine fails or the machine is never quiet.
+        Raises RuntimeError if the engine fails, NotQuietError if the machine is never quiet.
         """
         shares = []
         for _ in range(TRIES):
@@ -169,7 +169,7 @@ class RunningEngine:
                 return result
             print(f"  {self.engine.name}, {name}: others used {share:.0%}, thrown away", file=sys.stderr)
             shares.append(share)
-        raise RuntimeError(not_quiet(shares, self.settings.foreign_limit))
+        raise NotQuietError(shares, self.settings.foreign_limit)
 
     def _serve(self, mix: Mix) -> dict[str, Any]:
         self._each(psutil.Process.resume)

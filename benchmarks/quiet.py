@@ -24,6 +24,16 @@ TRIES = 5
 T = TypeVar("T")
 
 
+class NotQuietError(RuntimeError):
+    """Others worked during every try."""
+
+    def __init__(self, shares: Sequence[float], limit: float) -> None:
+        used = ", ".join(f"{share:.0%}" for share in shares)
+        super().__init__(
+            f"others used {used} of the processors in {len(shares)} tries, at most {limit:.0%} are allowed"
+        )
+
+
 @dataclass(frozen=True)
 class Reading:
     """Counters at one moment. Seconds; `at` is time.time()."""
@@ -70,7 +80,7 @@ def _peak(process: psutil.Process) -> int:
 def when_quiet(measure: Callable[[], T], limit: float = FOREIGN_LIMIT) -> tuple[T, float]:
     """Measure in this process until others used at most `limit` of the processors: (result, their share).
 
-    Raises RuntimeError after `TRIES` tries.
+    Raises NotQuietError after `TRIES` tries.
     """
     own = psutil.Process()
     shares = []
@@ -80,9 +90,4 @@ def when_quiet(measure: Callable[[], T], limit: float = FOREIGN_LIMIT) -> tuple[
         shares.append(foreign_share(first, read_tree(own), psutil.cpu_count() or 1))
         if shares[-1] <= limit:
             return result, shares[-1]
-    raise RuntimeError(not_quiet(shares, limit))
-
-
-def not_quiet(shares: Sequence[float], limit: float) -> str:
-    used = ", ".join(f"{share:.0%}" for share in shares)
-    return f"others used {used} of the processors in {len(shares)} tries, at most {limit:.0%} are allowed"
+    raise NotQuietError(shares, limit)

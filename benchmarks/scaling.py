@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ if __package__ in (None, ""):
 from benchmarks import figures, records
 from benchmarks.floor import ModelCost, Rates, measure_rates
 from benchmarks.processes import MODEL, add_arguments, export_model, settings_from
-from benchmarks.quiet import when_quiet
+from benchmarks.quiet import NotQuietError, when_quiet
 from minipaged import LLM
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
@@ -106,7 +107,7 @@ def mixed_contexts(count: int, mean: int) -> list[int]:
 
 
 def measure_series(runner: ModelRunner, foreign_limit: float) -> dict[str, dict[str, Any]]:
-    """Points and fits of the three series, by name."""
+    """Points and fits of the three series, by name; a point without a quiet moment is left out."""
     requests, mean = AT_LENGTHS
     plans = {
         "requests": ("requests that run", f"context of {AT_CONTEXT}", "x", [
@@ -123,9 +124,11 @@ def measure_series(runner: ModelRunner, foreign_limit: float) -> dict[str, dict[
     for name, (x_label, title, against, points) in plans.items():
         measured = []
         for x, contexts, block_size in points:
-            point, share = when_quiet(
-                lambda c=contexts, b=block_size: measure_step(runner, c, b), foreign_limit
-            )
+            try:
+                point, share = when_quiet(partial(measure_step, runner, contexts, block_size), foreign_limit)
+            except NotQuietError as error:
+                print(f"  {name} {x}: {error}", file=sys.stderr)
+                continue
             measured.append({"x": x, "foreign_share": share, **point})
         fits = {}
         for kind, key, along in (("step", "seconds", against), ("memory", "bytes", "x")):

@@ -38,6 +38,7 @@ from benchmarks.processes import (
     settings_from,
     started,
 )
+from benchmarks.quiet import NotQuietError
 from minipaged.model.hf_folder import read_config
 
 DEFAULT = ("minipaged", "minipaged-torch", "vllm", "transformers", "transformers-cb")
@@ -51,12 +52,15 @@ def take_samples(running: dict[str, RunningEngine], mixes: dict[str, Mix], repea
         for name, engine in list(alive.items()):
             if round_ % engine.engine.every:
                 continue
-            try:
-                for mix, requests in mixes.items():
+            for mix, requests in mixes.items():
+                try:
                     samples[mix][name].append(engine.sample(mix, requests))
-            except RuntimeError as error:
-                print(f"  {name} is left out from now on: {error}", file=sys.stderr)
-                del alive[name]
+                except NotQuietError as error:
+                    print(f"  {name}, {mix}: no sample in this round: {error}", file=sys.stderr)
+                except RuntimeError as error:
+                    print(f"  {name} is left out from now on: {error}", file=sys.stderr)
+                    del alive[name]
+                    break
         print(f"round {round_ + 1} of {repeat} is done", file=sys.stderr)
     return {
         mix: {name: summarise(taken) for name, taken in engines.items() if taken}

@@ -105,7 +105,7 @@ def test_a_measurement_is_taken_again_until_the_machine_is_quiet(monkeypatch: py
 
 def test_a_machine_that_is_never_quiet_is_an_error_with_the_shares(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quiet, "foreign_share", lambda *_: 0.3)
-    with pytest.raises(RuntimeError, match=r"30%.*at most 10%"):
+    with pytest.raises(quiet.NotQuietError, match=r"30%.*at most 10%"):
         quiet.when_quiet(lambda: None)
 
 
@@ -115,6 +115,35 @@ def test_an_answer_of_another_length_is_refused():
     assert result == {"seconds": 2.0, "output_tokens": 4, "ttft_mean": 1.0, "tpot_mean": 0.1}
     with pytest.raises(SystemExit, match="request 1 got 1 tokens, 2 were asked for"):
         common.result_of(mix_of([2, 2], [3, 2]), served, seconds=2.0)
+
+
+class Disturbed:
+    """An engine beside which others work in every sample but one in three."""
+
+    engine = processes.ENGINES["minipaged"]
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def sample(self, name: str, mix: list[dict]) -> dict:
+        self.calls += 1
+        if self.calls % 3:
+            raise quiet.NotQuietError([0.5], 0.1)
+        return {"seconds": 1.0, "output_tokens": 3, "ttft_mean": 0.1, "tpot_mean": 0.1, "peak_mib": 5}
+
+
+class Crashing(Disturbed):
+    def sample(self, name: str, mix: list[dict]) -> dict:
+        self.calls += 1
+        raise RuntimeError("out of memory")
+
+
+def test_a_disturbed_engine_gets_another_round_and_a_crashed_one_does_not():
+    engines = {"disturbed": Disturbed(), "crashing": Crashing()}
+    found = throughput.take_samples(engines, {"one": [], "two": []}, repeat=3)
+    assert engines["disturbed"].calls == 6 and engines["crashing"].calls == 1
+    assert [list(found[mix]) for mix in ("one", "two")] == [["disturbed"], ["disturbed"]]
+    assert len(found["one"]["disturbed"]["samples"]) == 1
 
 
 def stand_in(tmp_path: Path, body: str) -> processes.Engine:
