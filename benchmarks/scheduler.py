@@ -2,8 +2,10 @@
 
     python benchmarks/scheduler.py [--json out/scheduler.json] [--steps 200]
 
-For 1, 64 and 1024 decoding requests it prints the time of a step per running request (median of many) and
-where it goes. Then 64 requests again with pools of 1e4 to 1e6 blocks: the time must not depend on the pool.
+For 1, 64 and 1024 decoding requests on a model that computes nothing it prints the time of a step per running
+request (median of many) and where it goes. Then 64 requests again with pools of 1e4 to 1e6 blocks: the time
+must not depend on the pool. Last, 64 requests on SmolLM2 that stream their text: the share of a step that is
+not the model, with sampling over the whole vocabulary and detokenisation.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minipaged import LLM, RequestOutputKind
 from minipaged.attention.batch import AttentionBatch
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
+from minipaged.course.stopwatch import Stopwatch
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 from minipaged.engine.sampling_params import SamplingParams
@@ -37,6 +39,8 @@ MODEL = ModelConfig(
     max_position_embeddings=8192,
 )
 GOAL = 5.0  # µs per running request and step
+SHARE_GOAL = 0.02  # of a step of the real model
+SUMS = ("step_us", "beside_us", "share")
 
 
 class IdleModel:
@@ -55,42 +59,14 @@ class IdleModel:
         return self.logits[: len(hidden)]
 
 
-class Stopwatch:
-    """Adds up the time spent inside some functions."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-        return timed
-
-
-@contextmanager
-def watched(engine: Engine) -> Iterator[Stopwatch]:
-    """Time the parts of `Engine.step`."""
-    watch = Stopwatch()
-    parts: list[tuple[str, Any, str]] = [
-        ("plan", engine.scheduler, "schedule"),
-        ("batch", engine.runner.builder, "build"),
-        ("sample", engine_module, "sample"),
-        ("commit", engine, "_commit"),
-        ("record", engine._recorder, "record"),
-    ]
-    saved = [getattr(owner, attribute) for _, owner, attribute in parts]
-    for (name, owner, attribute), function in zip(parts, saved, strict=True):
-        setattr(owner, attribute, watch.wrap(name, function))
-    try:
-        yield watch
-    finally:
-        for (_, owner, attribute), function in zip(parts, saved, strict=True):
-            setattr(owner, attribute, function)
+def watch_parts(engine: Engine, watch: Stopwatch) -> None:
+    """Put clocks around the parts of `Engine.step`."""
+    watch.around(engine.scheduler, "schedule", "plan")
+    watch.around(engine.runner.builder, "build", "batch")
+    watch.around(engine_module, "sample", "sample")
+    watch.around(engine, "_commit", "commit")
+    watch.around(engine._recorder, "record", "record")
+    watch.around(engine_module, "make_output", "output")
 
 
 def decoding_engine(num_running: int, num_blocks: int, steps: int) -> Engine:
@@ -121,9 +97,11 @@ def time_steps(engine: Engine, steps: int) -> float:
 def measure(num_running: int, num_blocks: int, steps: int) -> dict[str, Any]:
     engine = decoding_engine(num_running, num_blocks, steps)
     seconds = time_steps(engine, steps)
-    with watched(engine) as watch:
+    with Stopwatch() as watch:
+        watch_parts(engine, watch)
         time_steps(engine, steps)
-    parts = {name: total / steps * 1e6 / num_running for name, total in watch.seconds.items()}
+        taken = watch.take()
+    parts = {name: total / steps * 1e6 / num_running for name, total in taken.items()}
     return {
         "running": num_running,
         "blocks": num_blocks,
@@ -133,13 +111,42 @@ def measure(num_running: int, num_blocks: int, steps: int) -> dict[str, Any]:
     }
 
 
+def beside_the_model(num_running: int, steps: int) -> dict[str, float]:
+    """What is not the model in the steps of a real one, SmolLM2, whose requests all stream text.
+
+    {"step_us", "beside_us", "share", and µs of each part}: sampling goes over its whole vocabulary.
+    """
+    llm = LLM("smollm2-135m", num_blocks=16 * num_running, max_num_seqs=num_running, max_model_len=1024)
+    engine = llm.engine
+    params = SamplingParams(
+        temperature=0, max_tokens=steps + 30, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    for i in range(num_running):
+        engine.add_request(str(i), [7 + (i * 31 + j) % 1000 for j in range(48)], params)
+    for _ in range(20):
+        engine.step()
+    with Stopwatch() as watch:
+        watch_parts(engine, watch)
+        watch.around(engine, "step", "rest")
+        watch.around(engine.runner.model, "forward", "model")
+        watch.around(engine.runner.model, "compute_logits", "model")
+        time_steps(engine, steps)
+        taken = watch.take()
+    micros = {name: seconds / steps * 1e6 for name, seconds in taken.items()}
+    step, model = sum(micros.values()), micros.pop("model")
+    return {"step_us": step, "beside_us": step - model, "share": 1 - model / step, **micros}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the real model")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    beside = beside_the_model(64, 40)
     torch.set_num_threads(1)
     results = [measure(running, 100 * running + 1000, args.steps) for running in (1, 64, 1024)]
     results += [measure(64, blocks, args.steps) for blocks in (10**4, 10**5, 10**6)]
@@ -152,9 +159,14 @@ def main() -> None:
         )
     worst = max(r["us_per_request"] for r in results if r["running"] >= 64)
     print(f"goal: {GOAL} µs per running request at 64 and more; worst here {worst:.2f}")
+    parts = "  ".join(f"{name} {beside[name]:.0f}" for name in beside if name not in SUMS)
+    print(
+        f"\n64 running on SmolLM2, text streamed: {beside['step_us']:.0f} µs/step, of it beside the model "
+        f"{beside['beside_us']:.0f} = {beside['share']:.1%} (goal: {SHARE_GOAL:.0%})   of which {parts}"
+    )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1))
+        args.json.write_text(json.dumps({"idle_model": results, "smollm2": beside}, indent=1))
 
 
 if __name__ == "__main__":

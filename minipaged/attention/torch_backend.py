@@ -148,7 +148,8 @@ class TorchBackend:
         if self._batch is not batch:  # every layer of a step brings the same batch
             self._batch, self._prefill = batch, plan_prefill(batch)
             self._decodes, self._gathers, self._step = decoding_sequences(batch), [], None
-        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        fill = torch.empty_like if len(self._decodes) == len(query) else torch.zeros_like
+        output = fill(query, memory_format=torch.contiguous_format)
         if len(self._decodes):
             self._attend_decodes(output, query, layer, batch, scale)
         for plan in self._prefill:

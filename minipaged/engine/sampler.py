@@ -23,6 +23,8 @@ from minipaged.engine.filters import apply_filters
 from minipaged.engine.logprobs import Logprob, gather_logprobs
 from minipaged.engine.sampling_params import SamplingParams
 
+ARGMAX_BLOCK = 256  # numbers; of 64 to 512 as fast as any
+
 
 class BadLogitsError(ValueError):
     """A row of logits allows no choice: it holds NaN or +inf, or every token is at -inf.
@@ -136,10 +138,23 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _argmax(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-    """[R] int64: the most likely token, of equals the lowest id (torch.argmax promises the first)."""
-    token_ids = logits.argmax(dim=-1)
+    """[R] int64: the most likely token, of equals the lowest id."""
+    token_ids = first_largest(logits)
     require_finite(logits.gather(1, token_ids[:, None])[:, 0], [state.request_id for state in states])
     return token_ids
+
+
+def first_largest(x: Tensor) -> Tensor:
+    """[R] int64: where each row of x, [R, V], is largest; of equals the first. NaN counts as the largest.
+
+    On a CPU torch's argmax compares one number at a time, its amax sixteen. So the block that holds the
+    largest is found by amax, and only that block is searched: eight times as fast for V = 49152.
+    """
+    if x.device.type != "cpu" or x.shape[1] % ARGMAX_BLOCK:
+        return x.argmax(dim=-1)
+    blocks = x.unflatten(1, (-1, ARGMAX_BLOCK))  # [R, V / block, block]
+    best = blocks.amax(dim=-1).argmax(dim=-1)  # [R], torch.argmax promises the first of equals
+    return best * ARGMAX_BLOCK + blocks[torch.arange(len(x)), best].argmax(dim=-1)
 
 
 def require_finite(largest: Tensor, request_ids: Sequence[str]) -> None:
