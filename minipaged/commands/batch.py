@@ -26,7 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     try:
-        with refusals(), progress_bar(args) as on_progress:
+        # Ray tells of workers that died on stdout, which belongs to --json.
+        with refusals(), redirect_stdout(sys.stderr), progress_bar(args) as on_progress:
             summary = run_job(
                 args.source,
                 args.target,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,11 +63,23 @@ def ray_cluster(num_workers: int, *, device: str = "auto", address: str | None =
         if address is None:
             options |= {"num_cpus": max(num_workers, os.cpu_count() or 1), "_temp_dir": folder}
             options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        else:
+            _require_answer(address)
         try:
             ray.init(address or "local", **options)
             yield _gpus_per_worker(ray.cluster_resources(), num_workers, device)
         finally:
             ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """ConnectionError unless somebody listens at host:port; Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def _gpus_per_worker(resources: Mapping[str, float], num_workers: int, device: str) -> int:
@@ -91,13 +104,15 @@ def serve_on_ray(
     """Serve the tasks on `num_workers` engines of a `ray_cluster`; results as they finish.
 
     All tasks are held in memory. batch_size: tasks that a worker takes at once, and that are served again
-    when it dies. Larger ones keep its engine fuller.
+    when it dies; fewer where there would not be a batch for each worker. Larger ones keep its engine fuller.
 
     Raises JobError when a worker cannot start, or fails by an exception and not by dying.
     """
     rows = [{"task": json.dumps(asdict(task))} for task in tasks]
     if not rows:
         return
+    num_workers = min(num_workers, len(rows))
+    batch_size = min(batch_size, -(-len(rows) // num_workers))
     with ray_cluster(num_workers, device=settings.get("device", "auto"), address=address) as num_gpus:
         import ray
         from ray.data import ActorPoolStrategy, DataContext

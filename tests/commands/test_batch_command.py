@@ -47,6 +47,19 @@ def test_json_is_all_that_stdout_gets(run, tmp_path, capsys):
     }  # fmt: skip
 
 
+def test_what_serves_the_lines_may_talk_without_spoiling_the_json(run, tmp_path, capsys, monkeypatch):
+    def talkative(tasks, settings):
+        print("a worker died")
+        yield from echo(tasks)
+
+    monkeypatch.setattr(worker, "serve_here", talkative)
+    write(tmp_path / "in", prompts(2))
+    assert run("--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["answered"] == 2
+    assert captured.err == "a worker died\n"
+
+
 def test_a_line_with_an_error_is_exit_code_1_also_when_nothing_is_left_to_do(run, tmp_path, capsys):
     write(tmp_path / "in", [*prompts(2), {"id": "text", "prompt": "this model has no tokenizer"}])
     for _ in range(2):

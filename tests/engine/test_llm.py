@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tqdm.auto import tqdm
 
 from minipaged.config import ModelConfig
+from minipaged.engine import dispatcher
 from minipaged.engine.llm import LLM
 from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from minipaged.engine.sizing import parse_bytes, resolve_dtype
@@ -454,3 +456,12 @@ def test_impossible_engine_settings_name_the_field() -> None:
         LLM(
             LoadedModel(random_llama(config), None, config, "x"), num_blocks=4, max_model_len=17, device="cpu"
         )
+
+
+@pytest.mark.parametrize(("use_tqdm", "asked"), [(True, {}), (False, {"disable": True})])
+def test_a_bar_is_asked_for_without_overriding_tqdm_disable(monkeypatch, use_tqdm, asked):
+    """What is passed as `disable`, be it False, wins over the environment variable."""
+    given = []
+    monkeypatch.setattr(dispatcher, "tqdm", lambda **options: given.append(options) or tqdm(**options))
+    make_llm().generate([1, 2], SamplingParams(max_tokens=1), use_tqdm=use_tqdm)
+    assert [{k: v for k, v in options.items() if k == "disable"} for options in given] == [asked]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.jobs.batch import run_job
-from minipaged.jobs.cluster import EngineActor, _gpus_per_worker, serve_on_ray
+from minipaged.jobs.cluster import EngineActor, _gpus_per_worker, ray_cluster, serve_on_ray
 from minipaged.jobs.worker import serve_here
 from tests.jobs.tiny_jobs import JOB, engine_settings, prompts, read, write
 
@@ -67,6 +67,14 @@ def test_a_worker_gets_a_gpu_where_there_are_any(resources, device, each):
 def test_more_workers_than_the_cluster_has_room_for_are_refused(resources):
     with pytest.raises(ValueError, match=r"3 workers take one of the cluster's [CG]PUs each, it has [02]"):
         _gpus_per_worker(resources, 3, "auto")
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once():
+    with (
+        pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "),
+        ray_cluster(2, address="127.0.0.1:1"),
+    ):
+        pass
 
 
 def test_no_task_starts_no_cluster(monkeypatch):
