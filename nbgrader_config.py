@@ -17,6 +17,7 @@ c.CourseDirectory.submitted_directory = "grading/submitted"
 c.CourseDirectory.autograded_directory = "grading/autograded"
 c.CourseDirectory.feedback_directory = "grading/feedback"
 c.CourseDirectory.db_url = f"sqlite:///{Path('grading/gradebook.db').resolve()}"
+c.ExportPlugin.to = "grading/grades.csv"
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "src", "*.backup-*.ipynb"]
 
 # The exercises are here already; without this nbgrader would leave them alone and learn nothing about them.
