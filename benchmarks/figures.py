@@ -14,6 +14,7 @@ from minipaged.course.figures.style import BLUE, GREY, INK, PALE, house_style, l
 
 OURS = ("minipaged", "minipaged-torch")
 DASHES = (0, (4, 3))
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 
 @house_style
@@ -34,7 +35,7 @@ def _bars(axes: Axes, mix: str, engines: dict[str, dict[str, Any]], floor: float
         color = BLUE if name in OURS else PALE
         axes.barh(row, rate, 0.62, color=color, gid=f"rate:{mix}:{name}")
         axes.plot([low, high], [row, row], color=INK, linewidth=1.0)
-        label(axes, max(rate, high), row, f"{rate:.0f}", offset=(5, 0), va="center")
+        label(axes, max(rate, high), row, f"{rate:.0f}", offset=(5, 0), va="center", bbox=ON_WHITE)
     axes.axvline(floor, color=GREY, linewidth=0.9, linestyle=DASHES, gid=f"floor:{mix}")
     label(axes, floor, -0.5, "floor", offset=(-4, 2), color=GREY, ha="right")
     axes.set_yticks(range(len(engines)), list(engines))

@@ -35,6 +35,10 @@ class Rates:
     bandwidth: float
     operations: float
 
+    def best_with(self, other: Rates) -> Rates:
+        """The better of two measurements, rate by rate: a disturbed one shows less than the machine can."""
+        return Rates(max(self.bandwidth, other.bandwidth), max(self.operations, other.operations))
+
 
 @dataclass(frozen=True)
 class ModelCost:
@@ -101,7 +105,7 @@ def floor_of(mix: Mix, cost: ModelCost, rates: Rates) -> Floor:
 
 
 def measure_rates(dtype: torch.dtype, threads: int) -> Rates:
-    """The best of several rounds: a disturbed one shows less than the machine can."""
+    """The best of several rounds, half a second in all."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -72,9 +72,14 @@ def peak_memory(root: psutil.Process) -> int:
 
 
 def _peak(process: psutil.Process) -> int:
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        held = process.memory_full_info().pss
+    except (OSError, psutil.NoSuchProcess):
+        return 0  # it has just ended
+    status = dict(line.split(":", 1) for line in lines)
     peak, now = (int(status[key].split()[0]) * 1024 for key in ("VmHWM", "VmRSS"))  # the kernel says kB
-    return process.memory_full_info().pss + peak - now
+    return held + peak - now
 
 
 def when_quiet(measure: Callable[[], T], limit: float = FOREIGN_LIMIT) -> tuple[T, float]:

@@ -171,7 +171,7 @@ def fit_lines(name: str, found: dict[str, Any]) -> list[str]:
     lines = []
     for kind, scale, unit in (("step", 1e3, "ms"), ("memory", 2**-20, "MiB")):
         fit = found["fits"][kind]
-        a, b, residual = (scale * fit[key] for key in ("a", "b", "residual"))
+        a, b, residual = (round(scale * fit[key], 5) + 0.0 for key in ("a", "b", "residual"))  # never "-0"
         along = name if fit["against"] == "x" else "table entries"
         line = f"{a:.2f} {unit} + {b:.5f} {unit} × {along}, residual {residual:.2f} {unit}"
         lines.append(f"{kind} against {name}: {line}")
@@ -194,6 +194,7 @@ def main() -> int:
     cost, spec = ModelCost.from_config(config, dtype), KVSpec.from_model(config, dtype)
     llm = LLM(MODEL, dtype=dtype, num_blocks=BLOCK_SIZE, max_model_len=BLOCK_SIZE)  # its cache is not used
     series = measure_series(llm.engine.runner, settings.foreign_limit)
+    rates = rates.best_with(measure_rates(dtype, settings.threads))
     series["requests"]["bend"] = cost.rows_at_the_bend(rates)
     reasons = explain(series, cost, spec, rates)
     for name, found in series.items():

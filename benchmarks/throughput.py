@@ -6,8 +6,8 @@
 
 Each engine is a process of its own under its own interpreter. They are loaded once and take turns; whoever
 does not serve is stopped. All requests of a mix arrive at once and run to their exact length. A sample during
-which other processes used more than 10 % of the processors is thrown away and taken again. Before all that
-the machine's bandwidth and GFLOP/s are measured, and from them the least time that a mix can take.
+which other processes used more than 10 % of the processors is thrown away and taken again. The machine's
+bandwidth and GFLOP/s are measured before and after, and from the better figures the least time of a mix.
 """
 
 from __future__ import annotations
@@ -138,9 +138,10 @@ def main() -> int:
     dtype = getattr(torch, settings.dtype)
     cost = ModelCost.from_config(read_config(MODEL), dtype)
     rates = measure_rates(dtype, settings.threads)
-    floors = {name: floor_of(mix, cost, rates) for name, mix in mixes.items()}
     with started(engines, settings) as running:
         found = take_samples(running, mixes, args.repeat)
+    rates = rates.best_with(measure_rates(dtype, settings.threads))
+    floors = {name: floor_of(mix, cost, rates) for name, mix in mixes.items()}
     result = {
         "threads": settings.threads,
         "dtype": settings.dtype,

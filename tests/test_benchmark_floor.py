@@ -53,6 +53,10 @@ def test_floor_reads_all_weights_in_each_step_and_multiplies_each_row():
     assert floor.overlapped == pytest.approx(2 / (3.2 + 1.2))
 
 
+def test_of_two_measurements_the_better_rates_count():
+    assert Rates(2.0, 5.0).best_with(Rates(3.0, 4.0)) == Rates(3.0, 5.0)
+
+
 def test_at_the_bend_reading_and_multiplying_take_as_long():
     rates = Rates(bandwidth=100.0, operations=7000.0)
     rows = COST.rows_at_the_bend(rates)
