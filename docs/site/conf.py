@@ -54,6 +54,7 @@ html_static_path = [
 ]
 html_css_files = ["site.css"]
 html_sourcelink_suffix = ""
+html_context = {"default_mode": "auto"}  # light or dark as the system says; without it the theme complains
 html_show_sphinx = False
 mathjax_path = "es5/tex-chtml.js"
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu offers parts that are not here

@@ -53,10 +53,17 @@ class RepositoryLinks(SphinxPostTransform):
         page = "api/" + module[1].replace("/", ".")
         if page not in self.env.all_docs:
             return None
-        return f"_modules/{module[1]}" if module[2] else page
+        has_source = module[1].replace("/", ".") in self.env._viewcode_modules
+        return f"_modules/{module[1]}" if module[2] and has_source else page
+
+
+def forget_modules_without_source(app: Sphinx, env: Any) -> None:
+    """Viewcode's list of modules would link to pages that it does not write, as for builtins."""
+    env._viewcode_modules = {name: entry for name, entry in env._viewcode_modules.items() if entry}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("repository", "", "html")
     app.add_post_transform(RepositoryLinks)
+    app.connect("env-check-consistency", forget_modules_without_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
