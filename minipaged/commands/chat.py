@@ -7,7 +7,7 @@
 Each line is a message. Ctrl-C during an answer stops it and keeps what was said; Ctrl-D or /quit ends.
 Answers go to stdout. After each, stderr says what it cost, as in
 
-    [61 (48 from the prefix cache) + 12 tokens in 5 blocks of 16: 2.25 MiB of KV cache; first token after ...]
+    [61 (48 from the prefix cache) + 12 tokens in 5 blocks of 16: 1.76 MiB of KV cache; first token after ...]
 
 Every message is sent with the whole conversation before it: here a prompt of 61 tokens. 48 of them, three
 full blocks, were found where the turns before left them; only 13 were computed.

@@ -103,17 +103,24 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(monkeypatch, capsys):
     assert chat.show_stream is generate.show_stream
 
 
-def read_until(master: int, text: str, seconds: float = 60) -> str:
-    """What the terminal shows until `text` is there."""
-    shown, end = "", time.monotonic() + seconds
-    while text not in shown:
-        assert time.monotonic() < end, f"{text!r} did not come, the terminal shows:\n{shown}"
-        if select.select([master], [], [], 1)[0]:
-            try:
-                shown += os.read(master, 4096).decode(errors="replace")
-            except OSError:  # the other side is closed
-                break
-    return shown
+class Screen:
+    """What a terminal shows, read piece by piece."""
+
+    def __init__(self, master: int):
+        self.master, self._unread = master, ""
+
+    def until(self, text: str, seconds: float = 60) -> str:
+        """Everything up to and including the next `text`; what comes behind it is kept for the next call."""
+        end = time.monotonic() + seconds
+        while text not in self._unread:
+            assert time.monotonic() < end, f"{text!r} did not come, the terminal shows:\n{self._unread}"
+            if select.select([self.master], [], [], 1)[0]:
+                self._unread += os.read(self.master, 4096).decode(errors="replace")
+        shown, _, self._unread = self._unread.partition(text)
+        return shown + text
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
 
 
 @pytest.mark.model
@@ -126,21 +133,22 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends():
     with subprocess.Popen(
         command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     ) as process:
-        os.close(slave)
+        screen = Screen(master)
         try:
-            read_until(master, "> ")
-            os.write(master, b"Tell me a very long story about the sea.\n")
-            read_until(master, "sea.\r\n")  # the echo; then a first word of the answer
-            read_until(master, " ")
+            screen.until("> ")
+            screen.type("Tell me a very long story about the sea.\n")
+            screen.until("sea.\r\n")  # the echo; then a first word of the answer
+            screen.until(" ")
             process.send_signal(signal.SIGINT)
-            assert "> " in read_until(master, "[stopped]") + read_until(master, "> ")
-            os.write(master, b"What is the capital of France? One word.\n")
-            shown = read_until(master, "tokens/s]")
-            assert "from the prefix cache" in shown
-            read_until(master, "> ")
-            os.write(master, b"\x04")
+            screen.until("[stopped]")
+            screen.until("> ")
+            screen.type("What is the capital of France? One word.\n")
+            assert "from the prefix cache" in screen.until("tokens/s]")
+            screen.until("> ")
+            screen.type("\x04")
             assert process.wait(30) == 0
             assert termios.tcgetattr(master) == settings
         finally:
             process.kill()
+            os.close(slave)
             os.close(master)

@@ -2,11 +2,14 @@
 
 import io
 import json
+import re
 
 import pytest
+import torch
 
 from minipaged import LLM, SamplingParams, cli
-from minipaged.commands import CommandError, generate, serving
+from minipaged.commands import CommandError, chat, generate, serving
+from minipaged.memory import KVSpec, blocks_for
 
 QUESTION = ["generate", "What is the capital of France?", "--max-tokens", "7"]
 
@@ -87,6 +90,19 @@ def test_prompt_is_put_into_the_chat_template_unless_raw(llm):
     assert "Hello" in text
     assert text.rstrip().endswith("assistant")
     assert generate.make_prompt(llm, "Hello", raw=True, system=None) == "Hello"
+
+
+@pytest.mark.parametrize("command", [generate, chat])
+def test_the_example_in_the_help_is_one_that_could_come(command):
+    """Of the default model, in bfloat16."""
+    example = (
+        r"\[(\d+) (?:\((\d+) from the prefix cache\) )?\+ (\d+) tokens in (\d+) blocks of 16: ([\d.]+) MiB"
+    )
+    prompt, cached, output, blocks, size = re.search(example, command.__doc__).groups()
+    spec = KVSpec(num_layers=30, num_kv_heads=3, head_size=64, dtype=torch.bfloat16)
+    assert int(cached or 0) % 16 == 0 and int(cached or 0) < int(prompt)
+    assert int(blocks) == blocks_for(int(prompt) + int(output) - 1, 16)
+    assert size == f"{int(blocks) * spec.bytes_per_block(16) / 2**20:.2f}"
 
 
 @pytest.mark.parametrize("tpot", [None, 0.02])
