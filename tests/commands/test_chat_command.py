@@ -78,7 +78,7 @@ def test_a_conversation_too_long_ends_a_pipe_but_not_a_person(monkeypatch, capsy
 
 
 def test_input_that_is_no_text_is_one_sentence(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ncaf\xe9\n"), encoding="utf-8"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xe9t\xe9\n"), encoding="utf-8"))
     with pytest.raises(CommandError, match="the input is not utf-8"):
         chat.talk(Chat(make_llm()), PARAMS)
 

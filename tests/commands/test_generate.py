@@ -21,7 +21,7 @@ def test_prompt_comes_from_the_argument_or_from_stdin(monkeypatch):
 
 
 def test_input_that_is_no_text_is_refused(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xe9t\xe9"), encoding="utf-8"))
     with pytest.raises(CommandError, match="the input is not utf-8"):
         generate.read_prompt("-")
 
