@@ -60,8 +60,8 @@ lint: setup ## check style and spelling
 types: setup ## check types
 	$(BIN)/mypy
 
-lab: setup ## open the course in JupyterLab
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb $(ARGS)
+lab: setup ## open the course in JupyterLab, at lesson 00
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
 
 kernels: setup ## compile the Triton kernels for real GPUs, without one, and print what they cost
 	@$(BIN)/minipaged kernels $(ARGS)
