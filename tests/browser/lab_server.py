@@ -100,7 +100,7 @@ class JupyterLab:
 
         Raises AssertionError if a cell fails.
         """
-        page.goto(f"{self.url}/lab/tree/{notebook}")
+        page.goto(f"{self.url}/lab/tree/{notebook}?reset")  # else the notebooks of before are open too
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
         page.wait_for_function(READY, timeout=60_000)
         page.evaluate(RUN_ALL)

@@ -37,7 +37,7 @@ def test_make_lab_opens_lesson_00_and_ctrl_c_leaves_nothing_behind(page, tmp_pat
             for _ in range(2):  # JupyterLab asks back, and takes a second Ctrl-C for yes
                 os.killpg(process.pid, signal.SIGINT)
                 process.poll()
-            process.wait(30)
+            process.wait(60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -26,6 +26,14 @@ class Widget:
         self.picture = self.root.locator(picture)
         self.handle = self.root.locator(".noUi-handle").first
 
+    def resting_box(self, locator: Any) -> dict[str, float]:
+        """Where something is on the page, once it is at rest: a slider glides to where it was clicked."""
+        before: dict[str, float] = {}
+        while (box := locator.bounding_box()) != before:
+            before = box
+            self.page.wait_for_timeout(150)
+        return box
+
     def controls(self) -> dict[str, str]:
         """What each control shows: description -> value, as text."""
         shown = {}
@@ -59,8 +67,9 @@ class Widget:
 
     def drag(self) -> None:
         """Take the first slider with the mouse to a place in its other half."""
-        track = self.root.locator(".noUi-base").first.bounding_box()
-        grip = self.handle.bounding_box()
+        self.handle.scroll_into_view_if_needed()
+        grip = self.resting_box(self.handle)
+        track = self.resting_box(self.root.locator(".noUi-base").first)
         x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
         share = 0.2 if x > track["x"] + track["width"] / 2 else 0.8
         self.page.mouse.move(x, y)
