@@ -53,8 +53,10 @@ def chromium() -> Iterator[Any]:
 def lab(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
     """JupyterLab over a copy of the lessons, with settings of its own."""
     folder: Path = tmp_path_factory.mktemp("lab")
+    (folder / "notebooks").mkdir()
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        shutil.copy(notebook, folder)
+        shutil.copy(notebook, folder / "notebooks")
+    shutil.copytree(ROOT / "docs", folder / "docs")  # lesson 13 reads a page of it
     with JupyterLab(folder) as server:
         yield server
 

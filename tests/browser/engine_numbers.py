@@ -3,16 +3,33 @@
 Each function takes a widget's controls (description -> text) and returns the numbers in the sentence's order.
 """
 
+import copy
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 
-from minipaged import KVSpec
+from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec
+from minipaged.attention.kernels import arguments
+from minipaged.attention.targets import TARGETS
+from minipaged.cache.prefix import hash_blocks, usable_hits
+from minipaged.course.multiprocessors import busy_share, run_programs
+from minipaged.course.replay import replay_contiguous
+from minipaged.course.workloads import azure_lengths, lognormal_lengths
 
 Numbers = list[float]
 Controls = dict[str, str]
 GB = 10**9
+
+
+def work(controls: Controls) -> Numbers:
+    """01: tokens computed by a text that grows from 4, read again whole each time, and with a cache."""
+    step = int(controls["step"])
+    lengths = range(4, 5 + step)
+    again = [AttentionBatch.build([[0]], [n], [n], 16) for n in lengths]
+    kept = [AttentionBatch.build([[0]], [n if n == 4 else 1], [n], 16) for n in lengths]
+    return [step, *(sum(len(batch.positions) for batch in batches) for batches in (again, kept))]
 
 
 def conversations(controls: Controls) -> Numbers:
@@ -24,10 +41,160 @@ def conversations(controls: Controls) -> Numbers:
     return [max(0, (card - weights) * GB // each), tokens, weights, card]
 
 
+@cache
+def crowded_moments() -> list[tuple[int, int, int]]:
+    """03: (step, free slots, largest hole) when a request came or went and another waits."""
+    budget = 12 * GB // (800 * 1024)
+    lengths = lognormal_lengths("sharegpt", 2000, seed=0)[:600]
+    moments, before = [], None
+    for index, step in enumerate(replay_contiguous(lengths, budget, 2048, "oracle")):
+        starts = [strip.start for strip in step.strips]
+        if index and starts != before and step.waiting:
+            strips = sorted((strip.start, strip.start + strip.size) for strip in step.strips)
+            ends, begins = [0, *(stop for _, stop in strips)], [*(start for start, _ in strips), budget]
+            holes = [begin - end for end, begin in zip(ends, begins, strict=True)]
+            moments.append((index, sum(holes), max(holes)))
+        before = starts
+        if len(moments) == 40:
+            break
+    return moments
+
+
+def holes(controls: Controls) -> Numbers:
+    return list(crowded_moments()[int(controls["step"])])
+
+
+def growing_table(controls: Controls) -> Numbers:
+    """04: a table that takes blocks beside two neighbours, one of which ends."""
+    pool = BlockPool(8, enable_prefix_caching=False)
+    early, late, mine = (BlockTable(pool, 4) for _ in range(3))
+    early.append(7)
+    late.append(3)
+    for step in range(int(controls["step"]) + 1):
+        if step == 6:
+            early.free()
+        if step % 2 and step < 14:
+            late.append(1)
+        mine.append(1)
+    return [mine.num_tokens, *mine.blocks, int(mine.slots(mine.num_tokens - 1, mine.num_tokens)[0])]
+
+
 def shuffled_table(controls: Controls) -> Numbers:
     """05: the block table after a shuffle."""
     return list(np.random.default_rng(int(controls["step"])).permutation(8)[:4].tolist())
 
 
-EXPECTED: dict[str, Callable[[Controls], Numbers]] = {"02": conversations, "05": shuffled_table}
+def tile(controls: Controls) -> Numbers:
+    """06: positions and slots of one tile of 8 of 18 keys."""
+    table = BlockTable(BlockPool(8), 4)
+    table.blocks, table.num_tokens = [7, 2, 4, 0, 5], 18
+    first = 8 * int(controls["step"])
+    stop = min(first + 8, 18)
+    slots = table.slots(first, stop).tolist()
+    table.blocks, table.num_tokens = [], 0
+    return [first, stop - 1, *slots]
+
+
+def card_at_work(controls: Controls) -> Numbers:
+    """07: programs of a decode step, and the share of the card's time in which they have work."""
+    target = next(target for target in TARGETS.values() if target.card == controls["card"])
+    count, sequences, context = (
+        target.num_multiprocessors,
+        int(controls["sequences"]),
+        int(controls["context"]),
+    )
+    part = {"not cut": context, "chosen": arguments.keys_per_part(sequences, 8, context, count)}
+    length = part.get(controls["keys a part"]) or int(controls["keys a part"])
+    whole, rest = divmod(context, length)
+    each = [length] * whole + [rest] * bool(rest)
+    runs = run_programs([keys for keys in each for _ in range(8 * sequences)], count)
+    return [sequences, context, length, len(runs), round(100 * busy_share(runs, count)), count]
+
+
+def chunk(controls: Controls) -> Numbers:
+    """08: first and last position of a chunk of 4 + 4 + 2, and the keys before it."""
+    lengths = [4, 4, 2][: int(controls["step"]) + 1]
+    batch = AttentionBatch.build([[0]], lengths[-1:], [sum(lengths)], 16)
+    return [int(batch.positions[0]), int(batch.positions[-1]), sum(lengths[:-1])]
+
+
+def fork(controls: Controls) -> Numbers:
+    """09: which block is held by how many, after a fork and two writes."""
+    pool = BlockPool(4, enable_prefix_caching=False)
+    parent = BlockTable(pool, 4)
+    parent.append(6)
+    child = BlockTable(pool, 4)
+    for step in range(1, int(controls["step"]) + 1):
+        if step == 1:
+            child = parent.fork()
+        elif step in (2, 3):
+            (child if step == 2 else parent).append(1)
+        else:
+            (child if step == 4 else parent).free()
+    return [n for block in range(4) if pool.ref_count(block) for n in (block, pool.ref_count(block))]
+
+
+@cache
+def evictions() -> list[Numbers]:
+    """10: tokens of the request that runs, if one has just begun, and the block that is taken next."""
+    pool = BlockPool(8)
+
+    def next_block() -> Numbers:
+        taken = copy.deepcopy(pool).allocate(1)
+        return list(taken or [])
+
+    a, b, d = (list(range(first, first + 20)) for first in (0, 100, 200))
+    states = [next_block()]
+    for tokens in (a[:11], b[:12], [*a[:8], 9, 9, 9], d):
+        table = BlockTable(pool, 4)
+        names = hash_blocks(tokens, 4)
+        assert table.begin(pool.lookup(names[: usable_hits(len(tokens), 4)]), len(tokens))
+        table.publish(names, len(tokens))
+        states.append([len(tokens), *next_block()])
+        if tokens is not d:
+            table.free()
+            states.append(next_block())
+    return states
+
+
+def eviction(controls: Controls) -> Numbers:
+    return evictions()[int(controls["step"])]
+
+
+def at_once(controls: Controls) -> Numbers:
+    """12: requests at once in strips of 4096 and, by the formula, in blocks of 16, for two kinds."""
+    strips = int(controls["strips"])
+    trace = azure_lengths("conv")
+    kinds = (trace[trace.sum(axis=1) <= 4096][::90], lognormal_lengths("alpaca", 2000, seed=0))
+    levels = []
+    for prompt, answer in (lengths.T for lengths in kinds):
+        held = (answer * (prompt + answer / 2)).sum() / answer.sum() + (16 - 1) / 2
+        levels.append(round(strips * 4096 / held))
+    token = KVSpec(num_layers=30, num_kv_heads=3, head_size=64, dtype=torch.bfloat16).bytes_per_token
+    return [round(strips * 4096 * token / 2**20), strips, 4096, *levels]
+
+
+def several_cards(controls: Controls) -> Numbers:
+    """13: KV bytes of a token on each of several cards, and requests of 4096 tokens that fit."""
+    cards = int(controls["cards"])
+    dtype, bits = {"16 bits": (torch.float16, [16]), "int8": (torch.int8, [8])}[controls["choice"]]
+    spec = KVSpec(80, max(1, 8 // cards), 128, dtype)
+    fit = max(0, (80 * GB - 140 * GB // cards) // spec.bytes_for(4096, 16))
+    return [cards, *bits, spec.bytes_per_token, fit, 4096]
+
+
+EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
+    "01": work,
+    "02": conversations,
+    "03": holes,
+    "04": growing_table,
+    "05": shuffled_table,
+    "06": tile,
+    "07": card_at_work,
+    "08": chunk,
+    "09": fork,
+    "10": eviction,
+    "12": at_once,
+    "13": several_cards,
+}
 """Lesson -> the numbers below its widget."""
