@@ -10,13 +10,15 @@ from functools import cache
 import numpy as np
 import torch
 
-from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec
+from minipaged import LLM, AttentionBatch, BlockPool, BlockTable, KVSpec, SamplingParams
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
 from minipaged.cache.prefix import hash_blocks, usable_hits
 from minipaged.course.multiprocessors import busy_share, run_programs
 from minipaged.course.replay import replay_contiguous
 from minipaged.course.workloads import azure_lengths, lognormal_lengths
+from minipaged.model.loading import LoadedModel
+from minipaged.model.tiny import TINY, random_llama
 
 Numbers = list[float]
 Controls = dict[str, str]
@@ -161,6 +163,25 @@ def eviction(controls: Controls) -> Numbers:
     return evictions()[int(controls["step"])]
 
 
+@cache
+def free_blocks() -> list[int]:
+    """11: blocks of twelve that are free in each step of five requests that do not all fit."""
+    settings = {"block_size": 4, "num_blocks": 12, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    plain = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
+    llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), device="cpu", **settings, **plain)
+    for index, (prompt, answer) in enumerate([(6, 18), (9, 14), (20, 8), (5, 16), (11, 6)]):
+        params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        llm.engine.add_request("ABCDE"[index], [(7 * index + 3 * i + 5) % 300 for i in range(prompt)], params)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    return [12 - record.blocks_held for record in llm.trace]
+
+
+def pool_in_step(controls: Controls) -> Numbers:
+    step = int(controls["step"])
+    return [step, free_blocks()[step], 12]
+
+
 def at_once(controls: Controls) -> Numbers:
     """12: requests at once in strips of 4096 and, by the formula, in blocks of 16, for two kinds."""
     strips = int(controls["strips"])
@@ -194,6 +215,7 @@ EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
     "08": chunk,
     "09": fork,
     "10": eviction,
+    "11": pool_in_step,
     "12": at_once,
     "13": several_cards,
 }

@@ -1,7 +1,7 @@
-"""Lessons with sliders and steppers run whole in JupyterLab, and answer keyboard and mouse.
+"""Every lesson with a widget runs whole in JupyterLab, and the widget answers keyboard and mouse."""
 
-Not among them is lesson 11, whose stepper may draw the same picture for two steps.
-"""
+import json
+import re
 
 import pytest
 from engine_numbers import EXPECTED
@@ -9,6 +9,16 @@ from repository import ROOT
 from widget_driver import Widget
 
 pytestmark = pytest.mark.browser
+WIDGET = re.compile(r"(Stepper|Explorable)\(")
+
+
+def test_every_lesson_with_a_widget_has_numbers_to_compare():
+    found = []
+    for path in sorted(ROOT.glob("notebooks/[0-9]*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        found += [path.name[:2]] if WIDGET.search(code) else []
+    assert found == list(EXPECTED)
 
 
 @pytest.mark.parametrize("lesson", EXPECTED)
