@@ -81,7 +81,7 @@ def test_a_forbidden_folder_inside_a_readable_one_is_left_out(tmp_path):
     ],
 )
 def test_the_guard_judges_events(event, path, is_fine):
-    judge = guard.make_judge(["/usr/"], [], "/srv/package", "/tmp/answer")
+    judge = guard.make_judge(["/usr/"], [], "/srv/package", "/srv/answer")
     assert (judge(event, (path, "r", 0)) == "") is is_fine
 
 
@@ -91,5 +91,5 @@ def test_a_path_that_lies_is_judged_by_what_it_is(base):
     secret = "/srv/secret" if base is str else b"/srv/secret"
     lie = {name: lambda *args: "/usr/lib/x" for name in ("__str__", "decode", "__fspath__")}
     path = type("Path", (base,), lie | {"startswith": lambda *args: True})(secret)
-    judge = guard.make_judge(["/usr/"], [], "/srv/package", "/tmp/answer")
+    judge = guard.make_judge(["/usr/"], [], "/srv/package", "/srv/answer")
     assert judge("open", (path, "r", 0)) == "opens '/srv/secret'"
