@@ -7,7 +7,6 @@ caching off and one sequence a request it shares none, and the rest has always t
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from minipaged.attention.backend import AttentionBackend
@@ -64,10 +63,6 @@ class PluggedTable:
             return None
         self.num_tokens += n
         return []
-
-    def slots(self, start: int, stop: int) -> np.ndarray:
-        """Slots of the tokens `start` … `stop` - 1, int64."""
-        return np.asarray(self.mine.slots(start, stop), dtype=np.int64)
 
     def free(self) -> None:
         self.mine.free()
