@@ -1,4 +1,4 @@
-"""Calls the C++ kernels of `kernels/decode_cpu.cpp` and `kernels/elementwise_cpu.cpp` with torch's tensors.
+"""Calls the C++ kernels of `kernels/*_cpu.cpp` with torch's tensors.
 
 A call takes a microsecond or two: at one row a layer's kernels are shorter than that, so what does not change
 from layer to layer is put together once for each step.
@@ -7,8 +7,9 @@ from layer to layer is put together once for each step.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,25 @@ class Functions(ctypes.Structure):
     ]
 
 
+class After(IntEnum):
+    """`enum After` of linear_cpu.cpp: what follows a product while its sums, float32, are still at hand."""
+
+    ROUND = 0  # to the dtype of the weight
+    KEEP_FLOAT32 = 1
+    ADD = 2  # to what stands in the output, then round
+    GATE = 3  # silu(gate) * up, then round: half as many columns
+
+
+class Product(ctypes.Structure):
+    """`struct Product` of linear_cpu.cpp."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "out")),
+        *((name, c_int64) for name in ("rows", "words", "panels")),
+        ("after", c_int32),
+    ]
+
+
 @dataclass(frozen=True)
 class DecodeStep:
     """What `CpuKernels.decode` needs of a step in every layer; `tensors` keeps alive what it points to."""
@@ -68,12 +88,13 @@ class CpuKernels:
     """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._decode, self._norm, self._turn, self._store = {}, {}, {}, {}
+        self._decode, self._norm, self._turn, self._store, self._product = {}, {}, {}, {}, {}
         for dtype, name in NAMES.items():
             functions = Functions.in_dll(library, f"functions_{name}")
             self._decode[dtype] = getattr(library, f"decode_{name}")
             self._norm[dtype], self._turn[dtype] = functions.norm, functions.turn
-            self._store[dtype] = functions.store
+            self._store[dtype], self._product[dtype] = functions.store, getattr(library, f"product_{name}")
+        self._fast = (c_char_p.in_dll(library, "fast_products").value or b"").decode().split()
 
     def decode(self, output: Tensor, query: Tensor, layer: LayerKV, step: DecodeStep, scale: float) -> None:
         """Fill the rows of `output` that belong to the sequences of `step`; the others are left alone.
@@ -113,6 +134,19 @@ class CpuKernels:
             x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.shape[0], x.stride(0), x.shape[1], cos.shape[2]
         )
         return x
+
+    def multiplies_fast(self, dtype: torch.dtype) -> bool:
+        """Whether `product` beats torch's on this processor."""
+        return NAMES.get(dtype) in self._fast
+
+    def product(self, x: Tensor, packed: Tensor, out: Tensor, after: After) -> None:
+        """out = x · weightᵀ and what `after` says. x, out: contiguous, [rows, columns].
+
+        packed: a weight as `packing.in_panels` lays it out.
+        """
+        panels, words = packed.shape[:2]
+        arguments = Product(x.data_ptr(), packed.data_ptr(), out.data_ptr(), len(x), words, panels, after)
+        self._product[x.dtype](ctypes.byref(arguments))
 
 
 def can_decode(query: Tensor, layer: LayerKV) -> bool:

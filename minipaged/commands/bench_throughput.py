@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from minipaged.course.comparison import serve
     from minipaged.course.workloads import load_mix
     from minipaged.engine.sizing import resolve_device, resolve_dtype
+    from minipaged.model.compiled import prepare_for_cpu
     from minipaged.model.loading import load_model
-    from minipaged.model.packing import pack_weights
 
     settings = engine_settings(args)
     with refusals():
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(settings.pop("device"))
         dtype = resolve_dtype(settings.pop("dtype"), device)
         model = load_model(settings.pop("model"), dtype=dtype, device=device)
-        pack_weights(model.model)
+        prepare_for_cpu(model.model)
         served = serve(args.mix, model, requests, device=device, use_tqdm=shows_progress(args), **settings)
     report = {
         "mix": args.mix,

@@ -66,12 +66,12 @@ def demonstrate(args: argparse.Namespace) -> int:
     from minipaged.course.figures import memory_over_time, save
     from minipaged.course.workloads import load_mix
     from minipaged.engine.sizing import parse_bytes, resolve_device, resolve_dtype
+    from minipaged.model.compiled import prepare_for_cpu
     from minipaged.model.loading import load_model
-    from minipaged.model.packing import pack_weights
 
     device = resolve_device("auto")
     model = load_model(args.model, dtype=resolve_dtype(args.dtype, device), device=device)
-    pack_weights(model.model)
+    prepare_for_cpu(model.model)
     requests = load_mix("chat48")[:: QUICK_STRIDE if args.quick else 1]
     dtype = str(model.model.dtype).removeprefix("torch.")
     if not args.json:

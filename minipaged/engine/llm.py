@@ -29,9 +29,8 @@ from minipaged.engine.sizing import (
 )
 from minipaged.engine.stats import EngineStats, StepRecord
 from minipaged.memory import KVSpec
-from minipaged.model.compiled import use_compiled_kernels
+from minipaged.model.compiled import prepare_for_cpu
 from minipaged.model.loading import LoadedModel, load_model
-from minipaged.model.packing import pack_weights
 from minipaged.model.tokenizer import Tokenizer
 
 
@@ -86,8 +85,7 @@ class LLM:
         self.device = resolve_device(device)
         if not isinstance(model, LoadedModel):
             model = load_model(model, dtype=resolve_dtype(dtype, self.device), device=self.device)
-            pack_weights(model.model)  # one that is handed in stays as it is: its weights may be wanted
-            use_compiled_kernels(model.model)
+            prepare_for_cpu(model.model)  # one that is handed in stays as it is: its weights may be wanted
         self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
         max_model_len = resolve_max_model_len(max_model_len, model.config)
         if max_num_batched_tokens is None:

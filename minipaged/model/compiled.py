@@ -1,16 +1,26 @@
-"""Norms and rotations of a model on a CPU by compiled kernels: the same formulas in one pass over memory.
+"""A model on a CPU by compiled kernels: the same formulas, in one pass over memory each.
 
 In torch a norm is eight operations, a rotation seven. Each makes a tensor and costs a microsecond or more
-before it computes anything: for a few rows that is as long as the matrix products of a layer.
+before it computes anything: for a few rows that is as long as the matrix products of a layer. Where the
+products are ours too, what follows them is done before their sums leave the processor.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor, nn
 
 from minipaged.attention import cpu_kernel
-from minipaged.attention.cpu_kernel import LANES, NAMES, CpuKernels
-from minipaged.model.llama import Attention, LlamaModel, RMSNorm
+from minipaged.attention.cpu_kernel import LANES, NAMES, After, CpuKernels
+from minipaged.model.llama import Attention, DecoderLayer, Linear, LlamaModel, RMSNorm
+from minipaged.model.packing import PANEL, give_freed_memory_back, in_panels, pack_weights
+
+if TYPE_CHECKING:
+    from minipaged.attention.backend import AttentionBackend
+    from minipaged.attention.batch import AttentionBatch
+    from minipaged.cache.storage import LayerKV
 
 
 class CompiledRMSNorm(nn.Module):
@@ -25,10 +35,74 @@ class CompiledRMSNorm(nn.Module):
         return self._kernels.rms_norm(x, self.weight, self.eps)  # [T, hidden], contiguous, in and out
 
 
-def use_compiled_kernels(model: LlamaModel) -> bool:
-    """Replace the norms and rotations of a model on a CPU. Doing it twice changes nothing more.
+class CompiledLinear(nn.Module):
+    """`Linear`, and what follows it, from a packed copy of its weight. CPU only.
 
-    False, and nothing changed, without a compiler and for dtypes and sizes that the kernels do not know.
+    after: what is done with the sums. GATE takes a weight whose rows are those of all gates, then all ups.
+    """
+
+    packed: Tensor
+
+    def __init__(self, weight: Tensor, kernels: CpuKernels, after: After = After.ROUND) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        if after is After.GATE:
+            self.out_features //= 2
+        self.register_buffer("packed", in_panels(weight, gated=after is After.GATE), persistent=False)
+        self.after, self._kernels = after, kernels
+        self._out_dtype = torch.float32 if after is After.KEEP_FLOAT32 else weight.dtype
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, in_features] -> [T, out_features]. With ADD it is added to `out`, in place."""
+        if x.shape[1:] != (self.in_features,):
+            raise ValueError(f"rows of {tuple(x.shape[1:])} numbers, the weight takes {self.in_features}")
+        if out is None:
+            out = torch.empty(len(x), self.out_features, dtype=self._out_dtype)
+        self._kernels.product(x.contiguous(), self.packed, out, self.after)
+        return out
+
+
+class CompiledLayer(nn.Module):
+    """A `DecoderLayer` in nine calls. The residual stream is changed in place. CPU only."""
+
+    def __init__(self, layer: DecoderLayer, kernels: CpuKernels) -> None:
+        super().__init__()
+        attention, mlp = layer.attention, layer.mlp
+        self.num_query_heads, self.num_kv_heads = attention.num_query_heads, attention.num_kv_heads
+        self.head_size, self.scale = attention.head_size, attention.scale
+        self.attention_norm = CompiledRMSNorm(layer.attention_norm, kernels)
+        self.qkv_proj = CompiledLinear(attention.qkv_proj.weight, kernels)
+        self.o_proj = CompiledLinear(attention.o_proj.weight, kernels, After.ADD)
+        self.mlp_norm = CompiledRMSNorm(layer.mlp_norm, kernels)
+        self.gate_up_proj = CompiledLinear(mlp.gate_up_proj.weight, kernels, After.GATE)
+        self.down_proj = CompiledLinear(mlp.down_proj.weight, kernels, After.ADD)
+        self.rotate = kernels.rotate
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layer: LayerKV,
+        batch: AttentionBatch,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        num_tokens, num_turned = x.shape[0], self.num_query_heads + self.num_kv_heads
+        heads = self.qkv_proj(self.attention_norm(x)).view(num_tokens, -1, self.head_size)
+        self.rotate(heads[:, :num_turned], cos, sin)
+        key, value = heads[:, self.num_query_heads : num_turned], heads[:, num_turned:]
+        backend.write_kv(layer, key, value, batch.slot_mapping)
+        query = heads[:, : self.num_query_heads]  # [T, query heads, D]
+        out = backend.paged_attention(query, layer, batch, scale=self.scale)
+        x = self.o_proj(out.view(num_tokens, -1), x)
+        return self.down_proj(self.gate_up_proj(self.mlp_norm(x)), x)
+
+
+def use_compiled_kernels(model: LlamaModel) -> bool:
+    """Replace norms and rotations of a model on a CPU, and whole layers where our products are faster.
+
+    The plain weights of what is replaced are freed. Doing it twice changes nothing more. False, and nothing
+    changed, without a compiler and for dtypes and sizes that the kernels do not know.
     """
     config = model.config
     fits = config.hidden_size % LANES == 0 and config.head_size % (2 * LANES) == 0
@@ -37,6 +111,8 @@ def use_compiled_kernels(model: LlamaModel) -> bool:
     kernels = cpu_kernel.load()
     if kernels is None:
         return False
+    if kernels.multiplies_fast(model.dtype):
+        replace_products(model, kernels)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, RMSNorm):
@@ -44,3 +120,23 @@ def use_compiled_kernels(model: LlamaModel) -> bool:
         if isinstance(module, Attention):
             module.rotate = kernels.rotate
     return True
+
+
+def replace_products(model: LlamaModel, kernels: CpuKernels) -> None:
+    """The layers and the head, each where its sizes are whole panels. One at a time, to save memory."""
+    config = model.config
+    if config.hidden_size % PANEL == 0 and config.intermediate_size % LANES == 0:
+        for index, layer in enumerate(model.layers):
+            if isinstance(layer, DecoderLayer):
+                model.layers[index] = CompiledLayer(layer, kernels)
+                give_freed_memory_back()
+    if config.vocab_size % PANEL == 0 and isinstance(model.lm_head, Linear):
+        head = CompiledLinear(model.lm_head.weight, kernels, After.KEEP_FLOAT32)
+        model.register_module("lm_head", head)
+        give_freed_memory_back()
+
+
+def prepare_for_cpu(model: LlamaModel) -> None:
+    """Make a model on a CPU as fast as it can be here; its plain weights are freed. Elsewhere nothing."""
+    use_compiled_kernels(model)
+    pack_weights(model)

@@ -1,8 +1,9 @@
 """Weights laid out once for the CPU's matrix routines, instead of anew in every product.
 
-A product with few rows takes its time from reading the weight. oneDNN reads it fastest in blocks that fit its
-instructions; a plain weight is rearranged on the fly. torch has the packed layout for `torch.compile`'s use,
-under private names, so everything here falls back to the plain product where they are missing or refuse.
+A product with few rows takes its time from reading the weight, and that is fastest in the order of use.
+`in_panels` is the order of our own kernel, `linear_cpu.cpp`. Where that does not run, `pack_weights` asks for
+oneDNN's. torch has it for `torch.compile`'s use, under private names, so everything here falls back to the
+plain product where they are missing or refuse.
 """
 
 from __future__ import annotations
@@ -14,7 +15,23 @@ from torch import Tensor, nn
 
 from minipaged.model.llama import Linear, LlamaModel
 
-TYPICAL_ROWS = 32  # the layout is chosen for products of about so many rows
+TYPICAL_ROWS = 32  # oneDNN's layout is chosen for products of about so many rows
+PANEL = 32  # output columns that our kernel computes side by side: WIDTH of linear_cpu.cpp
+WORD_BYTES = 4
+
+
+def in_panels(weight: Tensor, *, gated: bool = False) -> Tensor:
+    """A weight [N, K] as `linear_cpu.cpp` reads it: [N / 32, words of a row, 32, numbers of a word].
+
+    A word is four bytes of a row: one float32 or two bfloat16. N is a multiple of 32, K of a word's numbers.
+    gated: the first half of the rows are gates, the second ups; a panel takes 16 of each, of the same index.
+    """
+    per_word = WORD_BYTES // weight.itemsize
+    if weight.shape[0] % PANEL or weight.shape[1] % per_word:
+        raise ValueError(f"a weight of {list(weight.shape)}, not of multiples of [{PANEL}, {per_word}]")
+    if gated:
+        weight = weight.unflatten(0, (2, -1, PANEL // 2)).transpose(0, 1).flatten(0, 2)
+    return weight.view(-1, PANEL, weight.shape[1] // per_word, per_word).transpose(1, 2).contiguous()
 
 
 class PackedLinear(nn.Module):

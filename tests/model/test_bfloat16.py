@@ -6,9 +6,8 @@ import pytest
 import torch
 from repository import ROOT
 
-from minipaged.model.compiled import use_compiled_kernels
+from minipaged.model.compiled import prepare_for_cpu
 from minipaged.model.loading import load_model
-from minipaged.model.packing import pack_weights
 from tests.model.hf_reference import NAME, model_is_installed, smollm2
 from tests.model.model_files import logits_of
 
@@ -35,8 +34,7 @@ def logits(dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float32:
         return logits_of(smollm2().model, token_ids(), STEPS)
     model = load_model(NAME, dtype=dtype).model
-    pack_weights(model)
-    use_compiled_kernels(model)
+    prepare_for_cpu(model)
     return logits_of(model, token_ids(), STEPS)
 
 

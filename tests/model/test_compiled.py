@@ -1,4 +1,4 @@
-"""Compiled norms and rotations: the same model, and the plain formulas where there are no kernels."""
+"""A compiled model is the same model, with our products or torch's; without kernels the formulas stay."""
 
 import shutil
 from dataclasses import replace
@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from minipaged.attention import cpu_kernel
-from minipaged.model.compiled import CompiledRMSNorm, use_compiled_kernels
-from minipaged.model.llama import RMSNorm, rotate
+from minipaged.attention.cpu_kernel import CpuKernels
+from minipaged.model.compiled import CompiledLayer, CompiledLinear, CompiledRMSNorm, use_compiled_kernels
+from minipaged.model.llama import Linear, RMSNorm, rotate
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import logits_of
 
@@ -21,9 +22,17 @@ needs_compiler = pytest.mark.skipif(
 TOLERANCES = [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)]
 
 
+@pytest.fixture(params=["our products", "torch's products"])
+def products(request, monkeypatch) -> bool:
+    """Whether our products are used: as on a processor for which they are fast, or one for which not."""
+    ours = request.param == "our products"
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: ours)
+    return ours
+
+
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_a_compiled_model_gives_the_same_logits(dtype, tolerance):
+def test_a_compiled_model_gives_the_same_logits(dtype, tolerance, products):
     expected = logits_of(random_llama(WIDE, dtype=dtype), IDS)
     model = random_llama(WIDE, dtype=dtype)
     assert use_compiled_kernels(model)
@@ -32,14 +41,40 @@ def test_a_compiled_model_gives_the_same_logits(dtype, tolerance):
 
 
 @needs_compiler
-def test_every_norm_and_rotation_is_replaced_and_twice_changes_nothing():
+def test_every_norm_rotation_and_product_is_replaced_and_twice_changes_nothing(products):
     model = random_llama(WIDE)
     assert use_compiled_kernels(model)
-    norms = [module for module in model.modules() if isinstance(module, CompiledRMSNorm)]
-    assert len(norms) == 2 * WIDE.num_layers + 1
-    assert all(layer.attention.rotate is not rotate for layer in model.layers)
+    modules = list(model.modules())
+    assert sum(isinstance(module, CompiledRMSNorm) for module in modules) == 2 * WIDE.num_layers + 1
+    assert not any(isinstance(module, RMSNorm) for module in modules)
+    assert all(module.rotate is not rotate for module in modules if hasattr(module, "rotate"))
+    assert sum(isinstance(m, CompiledLinear) for m in modules) == (4 * WIDE.num_layers + 1) * products
+    assert sum(isinstance(module, Linear) for module in modules) == (4 * WIDE.num_layers + 1) * (not products)
     assert use_compiled_kernels(model)
-    assert [module for module in model.modules() if isinstance(module, CompiledRMSNorm)] == norms
+    assert list(model.modules()) == modules
+
+
+@needs_compiler
+def test_the_plain_weights_are_freed_and_the_embedding_stays(monkeypatch):
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
+    model = random_llama(WIDE)
+    use_compiled_kernels(model)
+    plain = [name for name, _ in model.named_parameters()]
+    assert "embed_tokens.weight" in plain
+    assert all("norm" in name or name == "embed_tokens.weight" for name in plain)
+
+
+@needs_compiler
+def test_what_is_not_made_of_whole_panels_keeps_the_products_of_torch(monkeypatch):
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
+    odd_head, odd_layers = replace(WIDE, vocab_size=200), replace(WIDE, intermediate_size=72)
+    for config in (odd_head, odd_layers):
+        expected = logits_of(random_llama(config), IDS)
+        model = random_llama(config)
+        assert use_compiled_kernels(model)
+        assert isinstance(model.lm_head, Linear) == (config is odd_head)
+        assert isinstance(model.layers[0], CompiledLayer) == (config is odd_head)
+        torch.testing.assert_close(logits_of(model, IDS), expected)
 
 
 @needs_compiler

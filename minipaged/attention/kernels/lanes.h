@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 constexpr int LANES = 16;
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
@@ -16,6 +19,7 @@ static inline Lanes load(const bfloat16* from) {
     std::memcpy(&half, from, sizeof half);
     return (Lanes)(__builtin_convertvector(half, Bits) << 16);
 }
+static inline Bits load(const uint32_t* from) { Bits x; std::memcpy(&x, from, sizeof x); return x; }
 static inline void store(Lanes x, float* to) { std::memcpy(to, &x, sizeof x); }
 static inline void store(Lanes x, bfloat16* to) {  // to nearest, ties to even
     const Bits bits = (Bits)x;
@@ -30,4 +34,16 @@ template <typename T> static inline Lanes rounded(Lanes x) { T kept[LANES]; stor
 // Ask for memory that will be read soon, where the processor cannot guess it.
 static inline void fetch(const void* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+}
+
+// sum + x * y for words of type T, lane by lane; a word is one float32, or two bfloat16, whose products are both added.
+template <typename T> static inline Lanes multiply_add(Bits x, Bits y, Lanes sum);
+template <> inline Lanes multiply_add<float>(Bits x, Bits y, Lanes sum) { return sum + (Lanes)x * (Lanes)y; }
+template <> inline Lanes multiply_add<bfloat16>(Bits x, Bits y, Lanes sum) {
+#ifdef __AVX512BF16__
+    return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#else
+    const Bits upper = Bits{} + 0xffff0000;
+    return sum + (Lanes)(x << 16) * (Lanes)(y << 16) + (Lanes)(x & upper) * (Lanes)(y & upper);
+#endif
 }
