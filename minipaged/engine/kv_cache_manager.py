@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from minipaged.cache import BlockPool, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
+from minipaged.engine.in_flight import BlocksInFlight
 from minipaged.engine.request import Request, Sequence, Status
 from minipaged.memory import blocks_for
 
@@ -49,16 +50,17 @@ class KVCacheManager:
             what = f"prompt has {prompt} tokens" + (f" and n is {samples}" if samples > 1 else "")
             raise ValueError(f"{what}: it needs {needed} blocks, the pool has {self.pool.num_blocks}")
 
-    def find_hits(self, request: Request) -> list[int]:
-        """Cached blocks that hold the start of what the request has to compute. Changes nothing.
+    def find_hits(self, request: Request, in_flight: BlocksInFlight) -> list[int]:
+        """Blocks that hold the start of what the request has to compute: cached ones, then those in flight.
 
-        None for a request that wants the logits of its prompt: it has to compute all of it.
+        None for a request that wants the logits of its prompt: it has to compute all of it. Takes no block.
         """
         if not self.pool.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return []
         target = request.prefill_target
-        hashes = request.active[0].hashes_of(target, self.block_size)
-        return self.pool.lookup(hashes[: usable_hits(target, self.block_size)])
+        hashes = request.active[0].hashes_of(target, self.block_size)[: usable_hits(target, self.block_size)]
+        hits = self.pool.lookup(hashes)
+        return hits + in_flight.lookup(hashes[len(hits) :])
 
     def enter(self, request: Request, hits: list[int]) -> None:
         """Give a waiting request its rows and the hits; bring a swapped one's blocks back."""

@@ -31,7 +31,11 @@ class Model(Protocol):
     def __call__(
         self, token_ids: Tensor, batch: AttentionBatch, storage: KVStorage, backend: AttentionBackend
     ) -> Tensor:
-        """[T] token ids -> [T, hidden_size]; writes the tokens' keys and values."""
+        """[T] token ids -> [T, hidden_size]; writes the tokens' keys and values.
+
+        Those of all tokens before any is read, in each layer: a sequence may list blocks that another one
+        fills in this step.
+        """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] -> float32 [R, vocab_size]."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.cache import BlockCopy, append_all
 from minipaged.config import EngineConfig
+from minipaged.engine.in_flight import BlocksInFlight
 from minipaged.engine.kv_cache_manager import KVCacheManager
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.preemption import PreemptionCost
@@ -183,10 +184,14 @@ class Scheduler:
     # Admission
 
     def _admit(self, partial: list[Request], plan: StepPlan, budget: int) -> None:
-        """Let in the head of the queue, again and again, while it can finish its prompt beside the others."""
+        """Let in the head of the queue, again and again, while it can finish its prompt beside the others.
+
+        It shares the beginning of its prompt with the cache, and with those who compute it in this step.
+        """
+        in_flight = BlocksInFlight(plan, self.block_size)
         while self.waiting and budget > 0:
             request = self.waiting[0]
-            hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request)
+            hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request, in_flight)
             if not self._may_enter(request, hits):
                 return
             self.waiting.popleft()

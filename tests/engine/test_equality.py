@@ -1,6 +1,7 @@
 """One answer, however it is served: float32, a tiny random Llama, token for token, logits within 1e-4."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,14 +9,21 @@ import pytest
 import torch
 from fake_model import assert_idle, greedy, make_engine, run, serve, step, tokens_of
 
+from minipaged.attention.backend import get_backend
+from minipaged.attention.batch import AttentionBatch
+from minipaged.cache import KVStorage
+from minipaged.config import CacheConfig, EngineConfig
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import CompletionOutput
 from minipaged.engine.sampling_params import SamplingParams
+from minipaged.memory import KVSpec
+from minipaged.model.compiled import use_compiled_kernels
 from minipaged.model.llama import LlamaModel
-from minipaged.model.tiny import random_llama
+from minipaged.model.tiny import TINY, random_llama
 
 PROMPTS = [list(range(10, 20)), [7], list(range(30, 38)), [99, 98, 97, 96, 95], list(range(50, 67))]
 PARAMS = greedy(12, ignore_eos=True, logprobs=5)
+WIDE = replace(TINY, hidden_size=64, head_size=32)
 SAMPLED = SamplingParams(n=3, seed=8, temperature=1.0, max_tokens=9, ignore_eos=True, logprobs=5)
 
 
@@ -62,11 +70,6 @@ def serve_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sampling
 
 def test_the_reference_is_the_model_without_an_engine() -> None:
     """Recompute the whole sequence for every token, in one dense pass each: the plainest way to decode."""
-    from minipaged.attention.backend import get_backend
-    from minipaged.attention.batch import AttentionBatch
-    from minipaged.cache import KVStorage
-    from minipaged.memory import KVSpec
-
     model, backend = llama(), get_backend("reference")
     for prompt in PROMPTS:
         tokens = list(prompt)
@@ -93,10 +96,6 @@ def test_chunked_equals_whole(chunk: int) -> None:
 @pytest.mark.parametrize("chunks", [[10], [4, 4, 2], [1] * 10])
 def test_logits_and_stored_keys_do_not_depend_on_the_chunks(chunks: list[int]) -> None:
     """C18: a prompt of 10 as 10, as 4 + 4 + 2 and token by token: logits and K/V agree within 1e-5."""
-    from minipaged.attention.backend import get_backend
-    from minipaged.attention.batch import AttentionBatch
-    from minipaged.cache import KVStorage
-    from minipaged.memory import KVSpec
 
     def prefill(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model, tokens = llama(), torch.tensor(PROMPTS[0])
@@ -159,6 +158,26 @@ def test_prefix_cached_equals_cold() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
+def test_shared_in_flight_equals_alone(backend: str, dtype: torch.dtype) -> None:
+    """Requests of one step read the keys that the first of them writes in it, one as its single query."""
+    model = random_llama(WIDE)
+    use_compiled_kernels(model)  # heads wide enough for them; where there is no compiler torch's do
+    prompts = [[*range(10, 18), *tail] for tail in ([1, 2, 3], [4], [5, 6, 7, 8, 9])]
+    limits = EngineConfig(max_model_len=64, max_num_seqs=5, max_num_batched_tokens=64)
+
+    def engine(*, sharing: bool) -> Engine:
+        cache = CacheConfig(num_blocks=32, dtype=dtype, block_size=4, enable_prefix_caching=sharing)
+        return Engine(model, cache, limits, backend=get_backend(backend))
+
+    together = engine(sharing=True)
+    answers = serve(together, prompts, greedy(4, ignore_eos=True))
+    assert together.stats.prefix.hits == 2 * 8
+    assert together.trace[0].prefill_tokens == 11 + 1 + 5
+    assert answers == [serve(engine(sharing=False), [p], greedy(4, ignore_eos=True))[0] for p in prompts]
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9])
 def test_forked_equals_alone(length: int) -> None:
     """Three samples from one prompt, its last block full or partly full: each as a request of its own would
@@ -186,7 +205,6 @@ def test_forked_and_preempted_equals_undisturbed(after: int, preemption: str) ->
 
 def test_quantised_cache_gives_the_same_answer_batched_and_alone() -> None:
     """int8 rounds every token by itself: chunks and neighbours do not change what is stored."""
-    from minipaged.config import CacheConfig, EngineConfig
 
     def tokens(prompts: list[list[int]], budget: int) -> list[list[int]]:
         cache = CacheConfig(num_blocks=64, dtype=torch.int8, block_size=4, enable_prefix_caching=False)
