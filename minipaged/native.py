@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "attention" / "kernels"
-SOURCES = tuple(FOLDER / f"{name}_cpu.cpp" for name in ("decode", "elementwise", "linear"))
+SOURCES = tuple(FOLDER / f"{name}_cpu.cpp" for name in ("decode", "elementwise", "largest", "linear"))
 HEADER = FOLDER / "lanes.h"
 # Fast maths lets the compiler turn sums and exponentials into vector code. It is left out of the link: there,
 # older gcc would make the whole process flush denormal numbers.

@@ -27,9 +27,9 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage, append_all, blocks_to_append_all
 from minipaged.engine.detokenizer import TextTokenizer
+from minipaged.engine.greedy import find_largest
 from minipaged.engine.logprobs import most_likely
 from minipaged.engine.runner import Model
-from minipaged.engine.sampler import require_finite
 from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.engine.sharing import Sharing
 
@@ -133,7 +133,7 @@ class BeamSearch:
     def _choose(self) -> list[tuple[Hypothesis, int, float]]:
         """Parent, token and sum of each hypothesis that lives on, best first; notes those that finish."""
         width, ends = self.params.beam_width, () if self.params.ignore_eos else self.eos_token_ids
-        require_finite(self.logits.amax(dim=-1), ["beam search"] * len(self.live))
+        find_largest(self.logits, lambda row: "beam search")  # refuses what is no distribution
         logits = self.logits.double() / (self.params.temperature or 1.0)
         sums = logits.new_tensor([hypothesis.sum_logprob for hypothesis in self.live])
         totals = (sums[:, None] + logits.log_softmax(dim=-1)).flatten()  # [len(live) * V]

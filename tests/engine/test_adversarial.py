@@ -11,9 +11,9 @@ import pytest
 import torch
 from fake_model import HashModel, assert_idle, greedy, make_engine, poison, run, step, tokens_of
 
+from minipaged.engine.greedy import BadLogitsError
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
-from minipaged.engine.sampler import BadLogitsError
 from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 from minipaged.memory import blocks_for
 from minipaged.model.loading import LoadedModel

@@ -11,7 +11,7 @@ from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
 from minipaged.config import ModelConfig
 from minipaged.engine.beam import BeamSearch, BeamSearchOutput, beam_score, beam_search
-from minipaged.engine.sampler import BadLogitsError
+from minipaged.engine.greedy import BadLogitsError
 from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.engine.sharing import blocks_saved
 from minipaged.memory import KVSpec

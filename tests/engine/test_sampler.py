@@ -9,11 +9,9 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
+from minipaged.engine.greedy import BadLogitsError
 from minipaged.engine.sampler import (
-    ARGMAX_BLOCK,
-    BadLogitsError,
     SamplingState,
-    first_largest,
     probabilities,
     sample,
 )
@@ -250,15 +248,3 @@ def test_the_most_extreme_penalties_still_leave_a_choice(penalty, temperature):
     logits = torch.tensor([[1e6, -1e6, 3.0, 0.0, 1e-30]])
     state = SamplingState.make("a", params, prompt_token_ids=[0, 1, 2, 3, 4], output_token_ids=[2, 2])
     assert sample(logits, [state]).token_ids[0] in range(5)
-
-
-@pytest.mark.parametrize("vocab_size", [7, ARGMAX_BLOCK, 3 * ARGMAX_BLOCK, 3 * ARGMAX_BLOCK + 1])
-@pytest.mark.parametrize("num_values", [2, 1000])
-def test_the_largest_is_found_by_blocks_as_torch_finds_it(vocab_size, num_values):
-    """Few different values: ties in every block. The last rows hold NaN, and nothing but -inf."""
-    generator = torch.Generator().manual_seed(vocab_size)
-    x = torch.randint(num_values, (40, vocab_size), generator=generator).float()
-    x[-2, vocab_size // 2 :] = torch.nan
-    x[-1] = -torch.inf
-    assert torch.equal(first_largest(x), x.argmax(dim=-1))
-    assert first_largest(x[:0]).tolist() == []
