@@ -4,7 +4,7 @@
 
 32 requests with the same system prompt of 512 tokens and a question of their own arrive at once, three times:
     off     nothing is shared: every request computes the prompt
-    cold    sharing on, the cache empty: those of the first step compute it, the others find it
+    cold    sharing on, the cache empty: the first computes it, the others read it in the same step
     warm    sharing on, the prompt was served before, with other questions
 While all of them run, the pool is asked how many blocks it has given out, and the tables which ones.
 """
@@ -78,12 +78,12 @@ def count_blocks(engine: Engine) -> dict[str, int]:
 
 
 def compare(sharing_off: LLM, sharing_on: LLM) -> dict[str, dict[str, Any]]:
-    """One run of each kind. Raises AssertionError if a prompt that is known is there more than once."""
+    """One run of each kind. Raises AssertionError if with sharing the prompt is there more than once."""
     first, second = shared_mixes()
     sharing_on.reset_prefix_cache()
     runs = [serve(sharing_off, first), serve(sharing_on, first), serve(sharing_on, second)]
     copies = [run["prompt_copies"] for run in runs]
-    assert copies[0] == REQUESTS and copies[2] == 1, f"copies of the system prompt: {copies}"
+    assert copies == [REQUESTS, 1, 1], f"copies of the system prompt: {copies}"
     return dict(zip(RUNS, runs, strict=True))
 
 

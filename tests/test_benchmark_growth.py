@@ -133,12 +133,13 @@ def small_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_sharing")
-def test_a_known_prompt_is_there_once_and_an_unshared_one_for_every_request():
+def test_a_shared_prompt_is_there_once_new_or_known_and_an_unshared_one_for_every_request():
     engines = [tiny_llm(num_blocks=64, enable_prefix_caching=on) for on in (False, True)]
     runs = prefix_sharing.compare(*engines)
     assert runs["off"]["prompt_copies"] == 6 and runs["off"]["blocks"] == runs["off"]["entries"]
-    assert runs["warm"]["prompt_copies"] == 1
-    assert runs["warm"]["entries"] - runs["warm"]["blocks"] == 5 * 32 // 16
+    for run in (runs["cold"], runs["warm"]):
+        assert run["prompt_copies"] == 1
+        assert run["entries"] - run["blocks"] == 5 * 32 // 16
     with pytest.raises(AssertionError, match="copies of the system prompt"):
         prefix_sharing.compare(engines[1], engines[0])
 
