@@ -28,6 +28,7 @@ from minipaged.course.figures.sharing import prefix_tree, tokens_computed
 from minipaged.course.lesson import compare, pick_device, say, show_source, table
 from minipaged.course.widgets import Stepper
 from minipaged.engine.chat import Chat
+from minipaged.engine.in_flight import BlocksInFlight
 from minipaged.engine.kv_cache_manager import KVCacheManager
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
@@ -182,8 +183,38 @@ print(sharing.get_tokenizer().decode(served["sharing"][1].outputs[0].token_ids))
 #
 # ### All at once
 #
-# And if there is no first one? A tiny model with random weights is enough for this, and for much of what follows: which blocks
-# are found does not depend on what the model thinks.
+# And if there is no first one? Empty the cache, and let all six come in the same moment.
+
+# %%
+assert sharing.reset_prefix_cache()
+steps_before = len(sharing.trace)
+burst = sharing.generate([{"prompt_token_ids": p} for p in prompts], TWELVE, use_tqdm=False)
+found_in_burst = [output.num_cached_tokens for output in burst]
+compare(my_found_in_a_burst, found_in_burst[-1], "tokens found by the sixth of a burst")
+first_step = sharing.trace[steps_before]
+say(f"""
+    Found by the six: {", ".join(map(str, found_in_burst))}. They entered in one step, which
+    computed **{first_step.prefill_tokens}** prompt tokens for all of them.
+""")
+assert first_step.running == 6 and first_step.prefill_tokens == computed["sharing"]
+assert found_in_burst == [0] + 5 * [shared_blocks * 16]
+for one, other in zip(served["without"], burst, strict=True):
+    assert one.outputs[0].token_ids == other.outputs[0].token_ids
+
+# %% [markdown]
+# As few as when one came before the others. And yet the blocks that the second request lists are still empty when it is admitted. That
+# does no harm, for nobody reads them yet. A step is planned first and computed afterwards, layer by layer, and each layer writes the keys
+# and values of *all* tokens of the step before any query reads (*write before read*, lesson 01). When the second request's queries read
+# in layer 7, the first one's keys of layer 7 are there. So whoever is admitted may also list what others compute *in the same
+# step*: blocks **in flight**.
+#
+# No one waits for it. The other way would be to hold the five back for one step. That step would compute less than it
+# could, and one would need rules: is a single shared block worth waiting for? What if the one that computes it is aborted?
+#
+# ### A prompt that is found whole
+#
+# 32 tokens are two whole blocks. Both are in the cache when the same prompt comes again. A tiny model with random weights is enough for
+# this, and for much of what follows: which blocks are found does not depend on what the model thinks.
 
 # %%
 tiny = LoadedModel(random_llama(device=device), None, TINY, "tiny")
@@ -201,23 +232,6 @@ def found(llm, prompts, max_tokens=1):
     return [output.num_cached_tokens for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
-burst = tiny_llm(16, 120)
-prefix = list(range(80))
-alike = [{"prompt_token_ids": [*prefix, 100 + i]} for i in range(6)]
-first_time, second_time = found(burst, alike), found(burst, alike)
-compare(my_found_in_a_burst, first_time[-1], "tokens found by the sixth of a burst")
-print("the same six, a second time:", second_time)
-assert first_time == 6 * [0] and second_time == 6 * [80]
-
-# %% [markdown]
-# Nothing is found: all six were computed in the same step, and none could read what another had not yet stored. A block is offered
-# *after* the step that fills it. So whoever starts a server with a known system prompt sends it once, before the doors open.
-#
-# ### A prompt that is found whole
-#
-# 32 tokens are two whole blocks. Both are in the cache when the same prompt comes again.
-
-# %%
 once = {n: {"prompt_token_ids": list(range(n, 2 * n))} for n in (31, 32, 33, 48)}
 rows = []
 for n, prompt in once.items():
@@ -420,6 +434,9 @@ assert llm.engine.abort_request("slow")
 # %% [markdown]
 # In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step 4 the
 # *answer* fills a block, and that is offered too. A chat lives from this.
+#
+# Offered to later steps, that is, and *after* the step that fills it. What is in flight is known to the step that is being planned, and
+# to nobody else: if a step fails, no name stands for keys that were never written.
 #
 # ### What is given up first
 #
@@ -641,13 +658,15 @@ assert rows[1][2] > 2 * rows[0][2] and rows[3][2] > 4 * rows[2][2]
 # ## The code as it stands
 #
 # Looking up, sharing and offering, in the pool. `lookup` stops at the first name that is not known. `_take` is where eviction happens, and where a block
-# loses its name. The last three are the engine's: what a request may take, what it finds, and what it offers after a step.
+# loses its name. The rest is the engine's: what a request may take; what it finds, first in the pool, and from there on among the blocks that the
+# plan so far will fill; and what it offers after the step.
 
 # %%
 show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
 show_source(BlockPool._take, BlockPool._remove_from_index)
 show_source(usable_hits)
-show_source(KVCacheManager.find_hits, KVCacheManager.publish)
+show_source(KVCacheManager.find_hits, BlocksInFlight.lookup, BlocksInFlight._note_new_sequences)
+show_source(KVCacheManager.publish)
 
 # %% [markdown]
 # ## What must hold
@@ -656,7 +675,8 @@ show_source(KVCacheManager.find_hits, KVCacheManager.publish)
 # |:--|:--|
 # | a name stands for all tokens from the first on | keys of another text, no error |
 # | a block that is handed to somebody else loses its name | the same, and only in a pool that has been full |
-# | only full blocks whose keys are stored are offered | keys that were never written |
+# | only full blocks whose keys are stored are offered to later steps | keys that were never written |
+# | in each layer a step writes all its keys before it reads any | the same, for those who share within a step |
 # | at least one token is computed | no logits, or a crash for just those prompts that fit exactly |
 # | what is found is held before a new block is taken | a request evicts what it has just found |
 # | a chain is given up from its tail | blocks in memory that nobody can find |
@@ -810,6 +830,7 @@ show_source(BlockPool._check_index)
 #
 # - A full block whose keys are stored is offered under a name: a digest of the name before it and its own tokens.
 # - A request takes the longest run of names that are known, and computes the rest: at least one token.
+# - Requests that enter in the same step share as well: the first computes, the others read what it has just written.
 # - Ended requests leave their blocks in the cache. Blank blocks are taken first, then the least recently used, each chain from its tail.
 # - Saved: prompt tokens, time to first token, memory. Not saved: reading.
 # - A block that is reused loses its name. Comparing tokens is not enough.
