@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "attention" / "kernels"
-SOURCES = tuple(FOLDER / f"{name}_cpu.cpp" for name in ("decode", "elementwise", "largest", "linear"))
-HEADER = FOLDER / "lanes.h"
+SOURCES = tuple(sorted(FOLDER.glob("*_cpu.cpp")))
+HEADERS = tuple(sorted(FOLDER.glob("*.h")))
 # Fast maths lets the compiler turn sums and exponentials into vector code. It is left out of the link: there,
 # older gcc would make the whole process flush denormal numbers.
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fPIC")
@@ -46,7 +46,7 @@ def _build(compiler: str) -> Path:
     """Path of the shared library for these sources, compiler and processor, compiled if it is not there."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     flags = str(COMPILE_FLAGS + OPTIONAL_FLAGS[0])
-    texts = [path.read_text() for path in (*SOURCES, HEADER)]
+    texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
     identity = "\n".join([*texts, version, platform.machine(), _processor(), flags])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     library = cache_folder() / f"minipaged_cpu-{digest}.so"

@@ -41,9 +41,9 @@ def test_it_is_compiled_once_and_then_found(fresh_load, monkeypatch):
 @needs_compiler
 def test_a_change_of_any_source_compiles_again(fresh_load, monkeypatch):
     native.load()
-    header = fresh_load / "lanes.h"
-    header.write_text(native.HEADER.read_text() + "// changed\n")
-    monkeypatch.setattr(native, "HEADER", header)
+    header = fresh_load / native.HEADERS[0].name
+    header.write_text(native.HEADERS[0].read_text() + "// changed\n")
+    monkeypatch.setattr(native, "HEADERS", (header, *native.HEADERS[1:]))
     native.load.cache_clear()
     native.load()
     assert len(list((fresh_load / "minipaged").iterdir())) == 2

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LANES, LARGEST_HEAD = 16, 256  # as in lanes.h and decode_cpu.cpp
+TASK_ROWS = 64  # query tokens for which the keys of a prompt are laid out once
 
 
 class Arguments(ctypes.Structure):
@@ -66,6 +67,41 @@ class Product(ctypes.Structure):
     ]
 
 
+class Prompts(ctypes.Structure):
+    """`struct Prompts` of prefill_cpu.cpp."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "keys", "values", "out", "tasks", "tables")),
+        *((name, c_int64) for name in ("num_tasks", "table_stride", "block_size", "query_stride")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "size")),
+        ("scale", c_float),
+    ]
+
+
+@dataclass(frozen=True)
+class PrefillStep:
+    """What `CpuKernels.prefill` needs of a step in every layer."""
+
+    arguments: Prompts
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def make(cls, batch: AttentionBatch) -> PrefillStep:
+        """Tasks for the sequences of `batch` with several query tokens; rows that see no key have none."""
+        tasks = []  # sequence, first and last row, keys that the first row sees
+        starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
+        for seq, length in enumerate(lengths):
+            begin, end = starts[seq], starts[seq + 1]
+            rows = range(max(begin, end - length), end, TASK_ROWS) if end - begin > 1 else ()
+            tasks += [(seq, row, min(row + TASK_ROWS, end), length - (end - row) + 1) for row in rows]
+        tensors = (torch.tensor(tasks[::-1], dtype=torch.int32), batch.block_tables)  # the longest first
+        arguments = Prompts(
+            None, None, None, None, *(tensor.data_ptr() for tensor in tensors),
+            len(tasks), batch.block_tables.stride(0), batch.block_size,
+        )  # fmt: skip
+        return cls(arguments, tensors)
+
+
 @dataclass(frozen=True)
 class DecodeStep:
     """What `CpuKernels.decode` needs of a step in every layer; `tensors` keeps alive what it points to."""
@@ -88,12 +124,15 @@ class CpuKernels:
     """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._decode, self._norm, self._turn, self._store, self._product = {}, {}, {}, {}, {}
+        self._decode, self._prefill, self._product = {}, {}, {}
+        self._norm, self._turn, self._store = {}, {}, {}
         for dtype, name in NAMES.items():
             functions = Functions.in_dll(library, f"functions_{name}")
             self._decode[dtype] = getattr(library, f"decode_{name}")
+            self._prefill[dtype] = getattr(library, f"prefill_{name}")
+            self._product[dtype] = getattr(library, f"product_{name}")
             self._norm[dtype], self._turn[dtype] = functions.norm, functions.turn
-            self._store[dtype], self._product[dtype] = functions.store, getattr(library, f"product_{name}")
+            self._store[dtype] = functions.store
         self._fast = (c_char_p.in_dll(library, "fast_products").value or b"").decode().split()
 
     def decode(self, output: Tensor, query: Tensor, layer: LayerKV, step: DecodeStep, scale: float) -> None:
@@ -108,6 +147,14 @@ class CpuKernels:
         # Few sequences: their heads apart, so that all threads have work.
         a.kv_together = kv_heads if a.num_seqs >= 4 * torch.get_num_threads() else 1
         self._decode[query.dtype](ctypes.byref(a))
+
+    def prefill(self, output: Tensor, query: Tensor, layer: LayerKV, step: PrefillStep, scale: float) -> None:
+        """As `decode`, for the sequences of `step` with several query tokens each."""
+        a = step.arguments
+        a.query, a.query_stride, a.out = query.data_ptr(), query.stride(0), output.data_ptr()
+        a.keys, a.values = layer.key.data_ptr(), layer.value.data_ptr()
+        a.heads, a.kv_heads, a.size, a.scale = query.shape[1], layer.key.shape[2], query.shape[2], scale
+        self._prefill[query.dtype](ctypes.byref(a))
 
     def write_kv(self, layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store a row per token. Raises IndexError for slots behind the cache.
@@ -161,6 +208,15 @@ def can_decode(query: Tensor, layer: LayerKV) -> bool:
         and query.stride()[1:] == (size, 1)
         and layer.key.is_contiguous()
         and layer.value.is_contiguous()
+    )
+
+
+def can_prefill(query: Tensor, layer: LayerKV, kernels: CpuKernels) -> bool:
+    """Whether the kernel reads these and beats torch: its time goes into products."""
+    return (
+        query.shape[2] % (2 * LANES) == 0
+        and kernels.multiplies_fast(query.dtype)
+        and can_decode(query, layer)
     )
 
 

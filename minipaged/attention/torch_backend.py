@@ -2,9 +2,9 @@
 
 Sequences with one query token are served together: by the compiled kernel of `decode_cpu.cpp` where this
 machine can build it, else in batched products over gathered keys, sequences of about the same length in one.
-The others are served one after the other, each with a causal mask aligned to the bottom right corner, because
-their queries are the last tokens of their context. Only live slots are read, so garbage elsewhere and the
-block size do not matter.
+The others are served by `prefill_cpu.cpp` where the processor has the instructions that make it fast, else
+one after the other, each with a causal mask aligned to the bottom right corner, because their queries are the
+last tokens of their context. Only live slots are read, so garbage elsewhere and the block size do not matter.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from torch import Tensor
 from minipaged.attention import cpu_kernel
 from minipaged.attention.backend import require_matching
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.cpu_kernel import CpuKernels, DecodeStep
+from minipaged.attention.cpu_kernel import CpuKernels, DecodeStep, PrefillStep
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def plan_prefill(batch: AttentionBatch) -> list[PrefillPlan]:
 class TorchBackend:
     """Paged attention in plain torch, on any device torch runs on.
 
-    With `compiled=False` the kernel of `decode_cpu.cpp` is not used, nor built.
+    With `compiled=False` the C++ kernels are not used, nor built.
     """
 
     name = "torch"
@@ -122,8 +122,9 @@ class TorchBackend:
         self._compiled = compiled
         self._batch: AttentionBatch | None = None  # the batch the values below were made for
         self._decodes = torch.empty(0, dtype=torch.int64)
-        self._gathers: list[GatherPlan] = []
         self._step: DecodeStep | None = None
+        self._gathers: list[GatherPlan] = []
+        self._prompts: PrefillStep | None = None
         self._prefill: list[PrefillPlan] = []
 
     def _kernels(self, device: torch.device) -> CpuKernels | None:
@@ -146,14 +147,15 @@ class TorchBackend:
     ) -> Tensor:
         require_matching(query, layer, batch)
         if self._batch is not batch:  # every layer of a step brings the same batch
-            self._batch, self._prefill = batch, plan_prefill(batch)
-            self._decodes, self._gathers, self._step = decoding_sequences(batch), [], None
-        fill = torch.empty_like if len(self._decodes) == len(query) else torch.zeros_like
+            self._batch, self._decodes = batch, decoding_sequences(batch)
+            self._step, self._gathers, self._prompts, self._prefill = None, [], None, []
+        only_decodes = len(self._decodes) == len(query)
+        fill = torch.empty_like if only_decodes else torch.zeros_like  # rows that see no key stay zero
         output = fill(query, memory_format=torch.contiguous_format)
         if len(self._decodes):
             self._attend_decodes(output, query, layer, batch, scale)
-        for plan in self._prefill:
-            output[plan.first : plan.last] = attend_prefill(query[plan.first : plan.last], layer, plan, scale)
+        if not only_decodes:
+            self._attend_prompts(output, query, layer, batch, scale)
         return output
 
     def _attend_decodes(
@@ -170,6 +172,20 @@ class TorchBackend:
             self._gathers = [plan_gather(batch, self._decodes[bucket]) for bucket in buckets]
         for plan in self._gathers:
             output[plan.rows] = attend_gathered(query[plan.rows], layer, plan, scale)
+
+    def _attend_prompts(
+        self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
+    ) -> None:
+        kernels = self._kernels(query.device)
+        if kernels is not None and cpu_kernel.can_prefill(query, layer, kernels):
+            if self._prompts is None:
+                self._prompts = PrefillStep.make(batch)
+            kernels.prefill(output, query, layer, self._prompts, scale)
+            return
+        if not self._prefill:
+            self._prefill = plan_prefill(batch)
+        for plan in self._prefill:
+            output[plan.first : plan.last] = attend_prefill(query[plan.first : plan.last], layer, plan, scale)
 
     def copy_blocks(self, storage: "KVStorage", copies: Sequence["BlockCopy"]) -> None:
         storage.copy_blocks(copies)

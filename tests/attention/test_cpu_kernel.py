@@ -1,11 +1,13 @@
 """Attention's compiled kernels: right in both dtypes and every shape; what they cannot read goes to torch."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from minipaged.attention import cpu_kernel
+from minipaged.attention.cpu_kernel import CpuKernels
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage
 from minipaged.memory import KVSpec
@@ -95,6 +97,93 @@ def test_what_it_cannot_read_goes_to_torch():
     odd = make_problem([3], head_size=24)
     for other in (make_problem([3], dtype=torch.float16), make_problem([3], kv_dtype=torch.int8), odd):
         assert not cpu_kernel.can_decode(other.query, other.layer)
+        assert relative_error(run_torch(other), dense_attention(other)) <= 1e-2
+
+
+@pytest.fixture
+def any_processor(monkeypatch):
+    """The kernel that is made of products is used even where it would not be faster."""
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
+
+
+def require_prefill(problem: Problem, tolerance: float) -> None:
+    kernels = cpu_kernel.load()
+    assert cpu_kernel.can_prefill(problem.query, problem.layer, kernels)
+    assert relative_error(run_torch(problem), dense_attention(problem)) <= tolerance
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("head_size", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+def test_prompts_of_every_head_size_and_group_equal_dense_attention(
+    any_processor, dtype, tolerance, head_size, group
+):
+    """Whole prompts, chunks behind a context and decodes in one batch."""
+    problem = make_problem(
+        [9, 40, 33, 5, 70], [9, 7, 1, 2, 66], group=group, head_size=head_size, dtype=dtype
+    )
+    require_prefill(problem, tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("num_queries", [2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 130])
+@pytest.mark.parametrize("before", [0, 1, 31, 100])
+def test_prompts_of_every_length_behind_every_context(any_processor, dtype, tolerance, num_queries, before):
+    lengths, queries = [num_queries + before, 2 + before], [num_queries, 2]
+    problem = make_problem(lengths, queries, group=3, num_kv_heads=3, head_size=32, dtype=dtype)
+    require_prefill(problem, tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_prompts_in_blocks_of_any_size_and_any_number_of_threads(any_processor, block_size):
+    problem = make_problem([150, 20], [140, 20], head_size=32, block_size=block_size)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            require_prefill(problem, 1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_compiler
+def test_a_key_that_is_not_seen_yet_does_not_matter_however_large(any_processor):
+    """Its score must not be the one that the others are measured against."""
+    problem = make_problem([40], [40], head_size=32)
+    problem.keys[0][20:] *= 1e4
+    cache, table = problem.layer.key, problem.batch.block_tables[0].tolist()
+    for pos in range(20, 40):
+        cache[table[pos // 4], pos % 4] *= 1e4
+    out, expected = run_torch(problem), dense_attention(problem)
+    assert relative_error(out[:20], expected[:20]) <= 1e-5
+    assert relative_error(out, expected) <= 1e-5
+
+
+@needs_compiler
+def test_rows_that_see_no_key_stay_zero(any_processor):
+    problem = make_problem([5, 6], [5, 6], head_size=32)
+    lens = torch.tensor([3, 0], dtype=torch.int32)
+    short = replace(problem.batch, context_lens=lens)
+    out = TorchBackend().paged_attention(problem.query, problem.layer, short, scale=problem.scale)
+    plain = TorchBackend(compiled=False).paged_attention(
+        problem.query, problem.layer, short, scale=problem.scale
+    )
+    assert not out[:2].any() and not out[5:].any() and out[2:5].any()
+    torch.testing.assert_close(out, plain)
+
+
+@needs_compiler
+def test_prompts_that_the_kernel_cannot_read_go_to_torch(any_processor):
+    kernels = cpu_kernel.load()
+    for other in (
+        make_problem([9], [9], head_size=48),
+        make_problem([9], [9], head_size=32, dtype=torch.float16),
+        make_problem([9], [9], head_size=32, kv_dtype=torch.int8),
+    ):
+        assert not cpu_kernel.can_prefill(other.query, other.layer, kernels)
         assert relative_error(run_torch(other), dense_attention(other)) <= 1e-2
 
 

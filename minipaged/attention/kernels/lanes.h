@@ -20,6 +20,7 @@ static inline Lanes load(const bfloat16* from) {
     return (Lanes)(__builtin_convertvector(half, Bits) << 16);
 }
 static inline Bits load(const uint32_t* from) { Bits x; std::memcpy(&x, from, sizeof x); return x; }
+static inline void store(Bits x, uint32_t* to) { std::memcpy(to, &x, sizeof x); }
 static inline void store(Lanes x, float* to) { std::memcpy(to, &x, sizeof x); }
 static inline void store(Lanes x, bfloat16* to) {  // to nearest, ties to even
     const Bits bits = (Bits)x;
@@ -46,4 +47,10 @@ template <> inline Lanes multiply_add<bfloat16>(Bits x, Bits y, Lanes sum) {
     const Bits upper = Bits{} + 0xffff0000;
     return sum + (Lanes)(x << 16) * (Lanes)(y << 16) + (Lanes)(x & upper) * (Lanes)(y & upper);
 #endif
+}
+
+// Words of two rows one below the other: a float32 fills a word alone, of bfloat16 the first row is the lower half.
+static inline Bits words_of(const float* row, const float*) { return (Bits)load(row); }
+static inline Bits words_of(const bfloat16* lower, const bfloat16* upper) {
+    return (Bits)load(lower) >> 16 | (Bits)load(upper);
 }
