@@ -190,6 +190,8 @@ class Scheduler:
         """
         in_flight = BlocksInFlight(plan, self.block_size)
         while self.waiting and budget > 0:
+            if any(s.output.token_ids for forking in plan.forks for s in forking.live):
+                return  # samples that came back compute their own tokens next, in room that is theirs
             request = self.waiting[0]
             hits = [] if request.status is Status.SWAPPED else self.manager.find_hits(request, in_flight)
             if not self._may_enter(request, hits):

@@ -324,6 +324,28 @@ def test_samples_share_the_prompt_again_after_a_preemption(after: int, chunk: in
     assert max(record.blocks_held for record in engine.trace) <= 1 + 3 * 3
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_nobody_takes_the_room_of_samples_that_came_back(chunked: bool) -> None:
+    """Both prompts fit one step when they are computed again. What the samples had said by then does not."""
+    params = SamplingParams(n=2, seed=3, max_tokens=14, ignore_eos=True)
+    engine = make_engine(
+        num_blocks=8, max_model_len=32, max_num_batched_tokens=32, enable_chunked_prefill=chunked
+    )
+    prompts = {"a": [1] * 6, "b": [2] * 12}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params)
+    while len(engine.requests["a"].sequences[0].tokens) < 17:
+        step(engine)
+    assert engine.requests["b"].sequences[0].output.token_ids and "b" in ids(engine.scheduler.waiting)
+    engine.reset_prefix_cache(reset_running_requests=True)
+    step(engine)
+    assert ids(engine.scheduler.running) == ["a"]
+    outputs = run(engine)
+    for name, prompt in prompts.items():
+        for output, expected in zip(outputs[name].outputs, alone(prompt, params), strict=True):
+            assert output.token_ids == expected[: len(output.token_ids)]
+
+
 def test_a_long_prompt_is_not_starved_by_running_decodes() -> None:
     """The budget equals max_num_seqs: decodes can take nearly all of it, the prompt still moves every
     step."""
