@@ -26,6 +26,8 @@ class BlockCopy(NamedTuple):
 class BlockTable:
     """The blocks of one sequence, one reference held to each: `blocks_for(num_tokens, block_size)` blocks."""
 
+    __slots__ = ("block_size", "blocks", "num_published", "num_tokens", "pool")
+
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, must be at least 1")
@@ -62,11 +64,11 @@ class BlockTable:
         if new_blocks is None:
             return None
         copies = []
-        if self.tail_is_shared and n:
+        if needed and self.tail_is_shared:
             copies.append(BlockCopy(self.blocks[-1], new_blocks.pop(0)))
             self.pool.free(self.blocks[-1:])
             self.blocks[-1] = copies[0].dst
-        elif self.num_tokens % self.block_size and n:
+        elif self.num_tokens % self.block_size and n and self.pool.is_published(self.blocks[-1]):
             self.pool.unpublish(self.blocks[-1])  # offered before a trim; about to be overwritten
         self.blocks += new_blocks
         self.num_tokens += n

@@ -29,41 +29,50 @@ class TextTokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """The text of one sequence as its tokens arrive."""
-
-    def __init__(self, tokenizer: TextTokenizer, skip_special_tokens: bool = True):
-        self._skipped = frozenset(tokenizer.special_token_ids if skip_special_tokens else ())
-        by_bytes = tokenizer.token_bytes(0) is not None
-        self._decoder = _ByteDecoder(tokenizer) if by_bytes else _Window(tokenizer)
 
     def feed(self, *token_ids: int) -> str:
         """Text that these tokens complete; "" while a character is under way."""
-        return self._decoder.feed([token_id for token_id in token_ids if token_id not in self._skipped])
 
     def flush(self) -> str:
         """Text of what is still held, once no more tokens come: a cut character gives U+FFFD."""
-        return self._decoder.flush()
 
 
-class _ByteDecoder:
+def make_detokenizer(tokenizer: TextTokenizer, skip_special_tokens: bool = True) -> Detokenizer:
+    """The one that suits the vocabulary."""
+    skipped = frozenset(tokenizer.special_token_ids if skip_special_tokens else ())
+    by_bytes = tokenizer.token_bytes(0) is not None
+    return ByteDetokenizer(tokenizer, skipped) if by_bytes else WindowDetokenizer(tokenizer, skipped)
+
+
+class ByteDetokenizer:
     """Byte-level vocabularies: join the bytes, decode UTF-8 as far as characters are whole.
 
     Bytes that can belong to no character give U+FFFD at once; a real U+FFFD is three bytes like any other.
     """
 
-    def __init__(self, tokenizer: TextTokenizer):
-        self._token_bytes = tokenizer.token_bytes
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    __slots__ = ("_held", "_skipped", "_tokenizer")
 
-    def feed(self, token_ids: list[int]) -> str:
-        return self._utf8.decode(b"".join([self._token_bytes(token_id) or b"" for token_id in token_ids]))
+    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._held = b""  # of a character under way
+
+    def feed(self, *token_ids: int) -> str:
+        bytes_of = self._tokenizer.token_bytes
+        pieces = [bytes_of(token_id) or b"" for token_id in token_ids if token_id not in self._skipped]
+        data = self._held + b"".join(pieces)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
 
     def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
 
 
-class _Window:
+class WindowDetokenizer:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
     The window starts one piece before the new tokens, so that they are decoded in their context. Text that
@@ -73,14 +82,15 @@ class _Window:
 
     HELD = 3
 
-    def __init__(self, tokenizer: TextTokenizer):
+    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
         self._tokenizer = tokenizer
+        self._skipped = skipped
         self._window: list[int] = []
         self._context = 0  # tokens of the window whose text is out
         self._shown = 0  # characters of the window's text that are out
 
-    def feed(self, token_ids: list[int]) -> str:
-        self._window += token_ids
+    def feed(self, *token_ids: int) -> str:
+        self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
         text = self._text(self._window)
         end = len(text)
         if text.endswith(REPLACEMENT):

@@ -28,7 +28,7 @@ from minipaged.engine.reporting import make_output
 from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
 from minipaged.engine.sampler import SamplerOutput, sample
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.sampling_params import SamplingParams
 from minipaged.engine.scheduler import Scheduler
 from minipaged.engine.stats import EngineStats, Recorder, StepRecord
 from minipaged.memory import KVSpec, blocks_for
@@ -91,7 +91,7 @@ class Engine:
         """
         params = params or SamplingParams()
         request = self.make_request(request_id, prompt, params)
-        request.streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        request.output_kind = params.output_kind
         self.add([request])
 
     def make_request(
@@ -205,8 +205,8 @@ class Engine:
         """Requests that stream, got a token and go on."""
         if not self._num_streaming:
             return []
-        requests = dict.fromkeys(s.request for s in sampled if s.request.streams)
-        return [request for request in requests if request.status is not Status.FINISHED]
+        requests = dict.fromkeys([s.request for s in sampled])
+        return [r for r in requests if r.streams and r.status is not Status.FINISHED]
 
     # Records
 

@@ -17,7 +17,7 @@ from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.prompts import Message, Prompt, as_conversations, as_prompts, one_for_each
-from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
 from minipaged.engine.sizing import (
     default_kv_memory,
     host_blocks,
@@ -170,7 +170,7 @@ class LLM:
         """
         params = sampling_params or SamplingParams()
         request = self.engine.make_request(self._next_id(), prompt, params)
-        request.streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        request.output_kind = params.output_kind
         return self._dispatcher.stream(request)
 
     def beam_search(

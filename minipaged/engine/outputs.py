@@ -9,7 +9,7 @@ from minipaged.engine.logprobs import Logprob
 from minipaged.engine.sharing import Sharing
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestMetrics:
     """When things happened to one request (seconds of the engine's clock) and what they cost it."""
 
@@ -62,7 +62,7 @@ def _difference(later: float | None, earlier: float | None) -> float | None:
     return None if later is None or earlier is None else later - earlier
 
 
-@dataclass
+@dataclass(slots=True)
 class CompletionOutput:
     """One of the `n` sequences of a request.
 
@@ -83,7 +83,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestOutput:
     """A request as it stands: so far while it runs, whole once `finished`."""
 

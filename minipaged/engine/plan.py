@@ -60,5 +60,5 @@ class StepPlan:
         """Slots behind the last token of the running sequences, in the blocks they have begun."""
         # Idle sequences may share their last block; it is counted once.
         idle = {s.table.blocks[-1]: s.table.num_tokens for s in self.idle if s.table.blocks}
-        stored = [*(s.table.num_tokens for s in self.sequences), *idle.values()]
-        return sum(-num_tokens % block_size for num_tokens in stored)
+        stored = [*[s.table.num_tokens for s in self.sequences], *idle.values()]
+        return sum([-num_tokens % block_size for num_tokens in stored])

@@ -16,11 +16,11 @@ def make_output(request: Request, tokenizer: EngineTokenizer | None = None) -> R
 
     `tokenizer` gives the tokens beside log-probabilities their text.
     """
-    if tokenizer is not None and request.params.detokenize:
-        for entries in (request.prompt_logprobs, *(sequence.logprobs for sequence in request.sequences)):
-            _name_tokens(entries or (), tokenizer)
-    is_delta = request.streams and request.params.output_kind is RequestOutputKind.DELTA
-    completion = _new_part if is_delta else _whole
+    entries = [request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]]
+    if any(entries) and tokenizer is not None and request.params.detokenize:
+        for entry in entries:
+            _name_tokens(entry or (), tokenizer)
+    completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,

@@ -16,7 +16,7 @@ from minipaged.cache import BlockTable, hash_block
 from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import RequestMetrics
 from minipaged.engine.sampler import SamplingState
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 from minipaged.engine.stop import OutputState
 from minipaged.memory import blocks_for
 
@@ -90,8 +90,8 @@ class Request:
     params: SamplingParams
     metrics: RequestMetrics
     cache_salt: str | None = None
-    streams: bool = False
-    """Whether it is reported after every step that gives it a token."""
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    """How it is reported after each step that gives it a token; FINAL_ONLY: once, when it has ended."""
     status: Status = Status.WAITING
     sequences: list[Sequence] = field(default_factory=list)
     live: list[Sequence] = field(default_factory=list)
@@ -101,6 +101,11 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it was first admitted."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is reported while it runs."""
+        return self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -77,7 +77,8 @@ class Recorder:
         stats.num_prefill_tokens += plan.num_prefill_tokens
         stats.num_generation_tokens += len(plan.sampled)
         self._record_times(plan, start, now)
-        self._record_sharing(plan)
+        if scheduler.manager.num_sequences > len(scheduler.running):
+            self._record_sharing(plan)
         if plan.num_prefill_tokens:
             scheduler.cost.record_prefill(now - start, sum(plan.query_lens))
         held = scheduler.pool.num_blocks - scheduler.pool.num_free
@@ -104,9 +105,8 @@ class Recorder:
         for request in plan.admitted:
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = start
-        for sequence in plan.sampled:
-            if not sequence.output.token_ids:
-                sequence.request.metrics.first_token_time = now
+        for sequence in [s for s in plan.sampled if not s.output.token_ids]:
+            sequence.request.metrics.first_token_time = now
 
     def _record_sharing(self, plan: StepPlan) -> None:
         for request in {s.request for s in plan.sequences if len(s.request.active) > 1}:

@@ -8,21 +8,29 @@ the text; a stop string ends it as soon as the text holds it, wherever tokens bo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
-from minipaged.engine.detokenizer import Detokenizer, TextTokenizer
+from minipaged.engine.detokenizer import Detokenizer, TextTokenizer, make_detokenizer
 from minipaged.engine.sampling_params import SamplingParams
 
 
 class OutputState:
     """Token ids, text and ending of one sequence.
 
-    Text is decoded when somebody asks for it, or at every token where stop strings must be looked for.
+    Text is decoded when somebody asks for it, or at every token where stop strings must be looked for. What a
+    token costs does not depend on the length of the text.
 
     Attributes:
         token_ids: the output so far; the live list.
         finish_reason: None, "stop", "length", or what `finish` was given.
         stop_reason: the stop token id or the stop string; None for end-of-sequence and other endings.
     """
+
+    __slots__ = (  # one object instead of two for each sequence: caches are cold after the model
+        *("_cut", "_detokenizer", "_ends", "_keep_stop", "_length", "_longest_stop", "_max_tokens"),
+        *("_min_tokens", "_num_fed", "_num_given", "_stop_ids", "_stop_strings", "_text"),
+        *("finish_reason", "stop_reason", "token_ids"),
+    )
 
     def __init__(
         self,
@@ -40,15 +48,17 @@ class OutputState:
             raise ValueError(f"stop strings need a tokenizer, the model has none: stop={params.stop_strings}")
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+            self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._ends = self._stop_ids if params.ignore_eos else self._stop_ids.union(eos_token_ids)
         self._stop_strings = params.stop_strings
+        self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._max_tokens = max_tokens
         self._num_fed = 0  # tokens the detokenizer has seen
-        self._text = ""
+        self._text = StringIO()  # grows, and is read in parts, without a copy of the whole
+        self._length = 0  # characters of it
         self._cut: int | None = None  # where a stop string ends the text
         self._num_given = 0  # characters that delta() gave
         self.token_ids: list[int] = []
@@ -78,17 +88,23 @@ class OutputState:
 
         After the end: all of it, a cut character as U+FFFD.
         """
-        self._decode()
-        if self.finish_reason is None:
-            return self._text[: len(self._text) - self._num_held()]
-        return self._text[: self._cut]
+        return self._read(0, self._settle())
 
     def delta(self) -> str:
         """What `text` has gained since the last call."""
-        text = self.text
-        piece = text[self._num_given :]
-        self._num_given = len(text)
-        return piece
+        start, self._num_given = self._num_given, self._settle()
+        return self._read(start, self._num_given)
+
+    def _settle(self) -> int:
+        """Decode what came; the number of characters that stay as they are."""
+        self._decode()
+        if self.finish_reason is None:
+            return self._length - self._num_held()
+        return self._length if self._cut is None else self._cut
+
+    def _read(self, start: int, stop: int) -> str:
+        self._text.seek(start)
+        return self._text.read(stop - start)
 
     def _decode(self) -> None:
         """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show."""
@@ -97,36 +113,42 @@ class OutputState:
         last_is_end = self.finish_reason == "stop" and self._cut is None
         stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
         if self._num_fed < stop:
-            self._text += self._detokenizer.feed(*self.token_ids[self._num_fed : stop])
+            self._add_text(self._detokenizer.feed(*self.token_ids[self._num_fed : stop]))
             self._num_fed = stop
         if self.finish_reason is not None:
-            self._text += self._detokenizer.flush()
+            self._add_text(self._detokenizer.flush())
             self._num_fed = len(self.token_ids) + 1  # nothing can come after a flush
+
+    def _add_text(self, piece: str) -> None:
+        self._text.seek(self._length)
+        self._text.write(piece)
+        self._length += len(piece)
 
     def _look_for_stop_string(self) -> None:
         """Of the stop strings in the text the one that ends first, and of those the longest: what reading
         character by character would meet, so that it does not matter how tokens cut the text."""
-        seen = len(self._text)
+        seen = self._length
         self._decode()
         if len(self.token_ids) <= self._min_tokens:
             return
+        start = max(0, seen - self._longest_stop + 1)
+        text = self._read(start, self._length)
         found = [
-            (place + len(string), place, string)
+            (start + place + len(string), start + place, string)
             for string in self._stop_strings
-            if (place := self._text.find(string, max(0, seen - len(string) + 1))) >= 0
+            if (place := text.find(string, max(0, seen - start - len(string) + 1))) >= 0
         ]
         if found:
-            end, start, string = min(found)
-            self._cut = end if self._keep_stop else start
+            end, begin, string = min(found)
+            self._cut = end if self._keep_stop else begin
             self.finish_reason, self.stop_reason = "stop", string
 
     def _num_held(self) -> int:
         """Length of the longest end of the text that some stop string begins with."""
-        if self._keep_stop:
+        if self._keep_stop or not self._stop_strings:
             return 0
-        longest = max((len(string) - 1 for string in self._stop_strings), default=0)
-        for length in range(min(longest, len(self._text)), 0, -1):
-            tail = self._text[-length:]
-            if any(string.startswith(tail) for string in self._stop_strings):
-                return length
+        text = self._read(max(0, self._length - self._longest_stop + 1), self._length)
+        for start in range(len(text)):
+            if any(string.startswith(text[start:]) for string in self._stop_strings):
+                return len(text) - start
         return 0

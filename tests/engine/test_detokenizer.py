@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipaged.engine.detokenizer import Detokenizer
+from minipaged.engine.detokenizer import make_detokenizer
 from tests.engine.fake_tokenizers import ByteFallbackTokenizer, ByteTokenizer, MetaspaceTokenizer
 
 TEXT = "aé😊 你!"
 
 
 def pieces(tokenizer, token_ids, **options) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, **options)
+    detokenizer = make_detokenizer(tokenizer, **options)
     return [*(detokenizer.feed(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
@@ -34,7 +34,7 @@ def test_a_cut_character_comes_out_once_at_the_flush(tokenizer):
 
 
 def test_a_second_flush_gives_nothing(tokenizer):
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = make_detokenizer(tokenizer)
     detokenizer.feed(0xF0)
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
@@ -56,7 +56,7 @@ def test_a_real_replacement_character_is_text(tokenizer):
 
 
 def test_two_sequences_do_not_share_bytes(tokenizer):
-    first, second = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    first, second = make_detokenizer(tokenizer), make_detokenizer(tokenizer)
     emoji = "😊".encode()
     assert first.feed(*emoji[:2]) == second.feed(*emoji[:3]) == ""
     assert second.feed(emoji[3]) == "😊"
@@ -65,7 +65,7 @@ def test_two_sequences_do_not_share_bytes(tokenizer):
 
 def test_several_tokens_at_once_give_the_text_of_one_by_one(tokenizer):
     ids = list((TEXT * 3).encode())
-    assert Detokenizer(tokenizer).feed(*ids) == "".join(pieces(tokenizer, ids))
+    assert make_detokenizer(tokenizer).feed(*ids) == "".join(pieces(tokenizer, ids))
 
 
 def test_special_tokens_are_left_out_on_demand(tokenizer):

@@ -37,6 +37,12 @@ def test_eos_stays_in_the_ids_and_out_of_the_text():
     assert (state.finish_reason, state.stop_reason) == ("stop", None)
 
 
+def test_line_ends_stay_as_they_are():
+    text = "a\r\nb\rc\n"
+    state, deltas = run(text.encode())
+    assert state.text == "".join(deltas) == text
+
+
 def test_eos_as_first_token_is_one_token():
     state, _ = run([EOS, 97])
     assert (state.token_ids, state.text, state.finish_reason) == ([EOS], "", "stop")
