@@ -20,9 +20,11 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     const int64_t at = (row * p.panels + panel) * (p.after == GATE ? LANES : WIDTH);
     T* const out = static_cast<T*>(p.out) + at;
     if (p.after == GATE) {
-        Lanes gate = sums[0];
-        for (int i = 0; i < LANES; i++) gate[i] /= 1 + std::exp(std::min(-gate[i], 88.0f));  // beyond: infinite
-        store(gate * sums[1], out);
+        float denominator[LANES];
+        store(sums[0], denominator);
+#pragma omp simd  // without it the compiler writes the loop out before it looks for vectors
+        for (int i = 0; i < LANES; i++) denominator[i] = 1 + std::exp(std::min(-denominator[i], 88.0f));  // then infinite
+        store(sums[0] / load(denominator) * sums[1], out);
     } else for (int i = 0; i < 2; i++) {
         if (p.after == KEEP_FLOAT32) store(sums[i], static_cast<float*>(p.out) + at + i * LANES);
         else store(p.after == ADD ? sums[i] + load(out + i * LANES) : sums[i], out + i * LANES);
