@@ -20,6 +20,7 @@ from minipaged.engine.prompts import Message, Prompt, as_conversations, as_promp
 from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
 from minipaged.engine.sizing import (
     default_kv_memory,
+    default_step_tokens,
     host_blocks,
     resolve_cache_dtype,
     resolve_device,
@@ -73,8 +74,8 @@ class LLM:
         block_size: tokens per block. With `block_size=max_model_len` every request reserves one strip for its
             longest length: the contiguous baseline.
         max_num_seqs: sequences that run at once; 256 by default, fewer if max_num_batched_tokens is.
-        max_num_batched_tokens: tokens computed in one step; 2048 by default, or max_model_len without chunked
-            prefill if that is more.
+        max_num_batched_tokens: tokens computed in one step; by default 2048, on a CPU 512, or max_num_seqs or
+            without chunked prefill max_model_len if that is more.
         preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
         swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
         watermark: share of the blocks that admission leaves free.
@@ -89,7 +90,9 @@ class LLM:
         self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
         max_model_len = resolve_max_model_len(max_model_len, model.config)
         if max_num_batched_tokens is None:
-            max_num_batched_tokens = 2048 if enable_chunked_prefill else max(2048, max_model_len)
+            max_num_batched_tokens = default_step_tokens(
+                self.device, max_model_len, max_num_seqs, enable_chunked_prefill=enable_chunked_prefill
+            )
         config = EngineConfig(
             max_model_len=max_model_len,
             max_num_seqs=min(256, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,

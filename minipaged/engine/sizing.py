@@ -28,6 +28,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 CPU_SHARE = 1 / 8  # of the memory that is free
 CPU_MOST = 4 * 2**30  # bytes; as vLLM's CPU build by default
 GPU_RESERVE = 2**30  # bytes left for activations, workspaces and kernels
+# Tokens of a step. A CPU is busy with a few hundred: more only keep the first requests of a burst waiting.
+STEP_TOKENS, CPU_STEP_TOKENS = 2048, 512
 
 
 def parse_bytes(amount: int | str, name: str) -> int:
@@ -173,3 +175,13 @@ def _named(name: str, table: dict[str, torch.dtype], what: str) -> torch.dtype:
     if name not in table:
         raise ValueError(f"{what} is {name!r}, supported are 'auto', {', '.join(map(repr, table))}")
     return table[name]
+
+
+def default_step_tokens(
+    device: torch.device, max_model_len: int, max_num_seqs: int | None, *, enable_chunked_prefill: bool
+) -> int:
+    """What `max_num_batched_tokens` is unless it is given: enough for every sequence to decode in a step, and
+    for the longest prompt where prompts cannot be computed in chunks."""
+    usual = CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS
+    sequences = max_num_seqs if isinstance(max_num_seqs, int) else 0  # what is no number is refused later
+    return max(usual, sequences, 0 if enable_chunked_prefill else max_model_len)

@@ -13,7 +13,7 @@ from minipaged.config import ModelConfig
 from minipaged.engine import dispatcher
 from minipaged.engine.llm import LLM
 from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from minipaged.engine.sizing import parse_bytes, resolve_dtype
+from minipaged.engine.sizing import default_step_tokens, parse_bytes, resolve_dtype
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
@@ -135,6 +135,18 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
 def test_a_small_step_budget_lowers_the_default_of_max_num_seqs() -> None:
     assert make_llm(max_num_batched_tokens=8).engine.config.max_num_seqs == 8
     assert make_llm().engine.config.max_num_seqs == 256
+
+
+def test_the_default_step_holds_a_token_of_every_sequence_and_a_prompt_that_cannot_be_cut() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    chunked, whole = {"enable_chunked_prefill": True}, {"enable_chunked_prefill": False}
+    assert default_step_tokens(cpu, 10_000, None, **chunked) == 512
+    assert default_step_tokens(cuda, 10_000, None, **chunked) == 2048
+    assert default_step_tokens(cpu, 10_000, None, **whole) == 10_000
+    assert default_step_tokens(cpu, 100, 3000, **chunked) == 3000
+    assert make_llm(max_num_seqs=600).engine.config.max_num_batched_tokens == 600
+    with pytest.raises(ValueError, match="max_num_seqs is 'many'"):
+        make_llm(max_num_seqs="many")
 
 
 def test_auto_dtype_on_a_cpu_depends_on_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
