@@ -134,5 +134,27 @@ def prefix_sharing(result: dict[str, Any]) -> Figure:
     return figure
 
 
+@house_style
+def beside_the_model(result: dict[str, Any]) -> Figure:
+    """Where the time beside the model goes, one panel for each way of reporting."""
+    kinds = result["smollm2"]
+    names = list(kinds["streamed"]["parts"])
+    figure = Figure(figsize=(7.6, 2.9), layout="constrained")
+    longest = max(micros for found in kinds.values() for micros in found["parts"].values())
+    for axes, (kind, found) in zip(figure.subplots(1, len(kinds), sharey=True), kinds.items(), strict=True):
+        for row, name in enumerate(names):
+            micros = found["parts"].get(name, 0.0)
+            axes.barh(row, micros, 0.62, color=BLUE, gid=f"part:{kind}:{name}")
+            label(axes, micros, row, f"{micros:.0f}", offset=(5, 0), va="center")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(0, 1.15 * longest)
+        axes.set_title(f"text {kind}: {found['share']:.1%} of a step")
+        axes.set_xlabel("µs of a step")
+    return figure
+
+
 def _thin_thousands(value: float, _: int) -> str:
     return f"{value:,.0f}".replace(",", " ")

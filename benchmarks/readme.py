@@ -12,7 +12,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import curves, prefix_sharing, records, scaling, throughput
+from benchmarks import curves, prefix_sharing, records, scaling, scheduler, throughput
 from benchmarks.goals import goal_cells
 
 README = Path(__file__).parent / "README.md"
@@ -43,11 +43,17 @@ def render_scaling(result: dict[str, Any]) -> str:
     return "\n".join(f"- {line}" for line in [*fits, *result["reasons"]])
 
 
+def render_scheduler(result: dict[str, Any]) -> str:
+    tables = (scheduler.beside_rows(result), scheduler.idle_rows(result), scheduler.goal_rows(result))
+    return "\n\n".join(map(records.markdown, tables))
+
+
 SECTIONS = {
     "throughput": ("Side by side", render_throughput),
     "curves": ("Where the lead over transformers comes from", render_curves),
     "prefix_sharing": ("A shared system prompt", render_prefix_sharing),
     "scaling": ("How a step grows", render_scaling),
+    "scheduler": ("Beside the model", render_scheduler),
 }
 
 

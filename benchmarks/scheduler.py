@@ -1,34 +1,45 @@
-"""What a step costs beside the model: planning, tables, sampling, stop checks and bookkeeping.
+"""What a step costs beside the model: planning, tables, sampling, stop checks, text and bookkeeping.
 
-    python benchmarks/scheduler.py [--json out/scheduler.json] [--steps 200]
+    python benchmarks/scheduler.py               about a minute on two cores
 
-For 1, 64 and 1024 decoding requests on a model that computes nothing it prints the time of a step per running
-request (median of many) and where it goes. Then 64 requests again with pools of 1e4 to 1e6 blocks: the time
-must not depend on the pool. Last, 64 requests on SmolLM2 that stream their text: the share of a step that is
-not the model, with sampling over the whole vocabulary and detokenisation.
+First 64 requests on SmolLM2, once reported when they end and once streaming their text: the share of a step
+that is not the model. The model reads all its weights in between, so nothing of the engine is in the
+processor's caches when its turn comes. Then a model that computes nothing: the time of a step for each of 1,
+64 and 1024 running requests, and for 64 requests with pools of 1e4 to 1e6 blocks. Times are medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import time
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minipaged import LLM, RequestOutputKind
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import figures, records
+from benchmarks.processes import add_arguments, settings_from
+from benchmarks.quiet import when_quiet
+from minipaged import LLM, RequestOutputKind, SamplingParams
 from minipaged.attention.batch import AttentionBatch
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
 from minipaged.course.stopwatch import Stopwatch
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
-from minipaged.engine.sampling_params import SamplingParams
 
-MODEL = ModelConfig(
+RUNNING, MANY = 64, 1024
+POOLS = (10**4, 10**5, 10**6)
+KINDS = {"at the end": RequestOutputKind.FINAL_ONLY, "streamed": RequestOutputKind.DELTA}
+WARM_STEPS, STEPS = 20, 40  # of the real model
+SHARE_GOAL, MICROS_GOAL = 0.02, 5.0  # of a step; µs for each running request
+NOISE = 1.1  # two times that differ by less are the same
+IDLE = ModelConfig(
     vocab_size=256,
     hidden_size=8,
     intermediate_size=8,
@@ -38,19 +49,16 @@ MODEL = ModelConfig(
     head_size=2,
     max_position_embeddings=8192,
 )
-GOAL = 5.0  # µs per running request and step
-SHARE_GOAL = 0.02  # of a step of the real model
-SUMS = ("step_us", "beside_us", "share")
 
 
 class IdleModel:
     """Hands back logits that were made once."""
 
-    config = MODEL
+    config = IDLE
 
     def __init__(self, num_running: int) -> None:
-        self.hidden = torch.zeros(520 * num_running, MODEL.hidden_size)  # room for all prompts in one step
-        self.logits = torch.randn(num_running, MODEL.vocab_size, generator=torch.Generator().manual_seed(0))
+        self.hidden = torch.zeros(520 * num_running, IDLE.hidden_size)  # room for all prompts in one step
+        self.logits = torch.randn(num_running, IDLE.vocab_size, generator=torch.Generator().manual_seed(0))
 
     def __call__(self, token_ids: Tensor, batch: AttentionBatch, storage: Any, backend: Any) -> Tensor:
         return self.hidden[: batch.num_tokens]
@@ -59,17 +67,7 @@ class IdleModel:
         return self.logits[: len(hidden)]
 
 
-def watch_parts(engine: Engine, watch: Stopwatch) -> None:
-    """Put clocks around the parts of `Engine.step`."""
-    watch.around(engine.scheduler, "schedule", "plan")
-    watch.around(engine.runner.builder, "build", "batch")
-    watch.around(engine_module, "sample", "sample")
-    watch.around(engine, "_commit", "commit")
-    watch.around(engine._recorder, "record", "record")
-    watch.around(engine_module, "make_output", "output")
-
-
-def decoding_engine(num_running: int, num_blocks: int, steps: int) -> Engine:
+def start_idle(num_running: int, num_blocks: int, steps: int) -> Engine:
     """An engine in which `num_running` requests decode, each with a context of some 500 tokens."""
     cache = CacheConfig(num_blocks=num_blocks, dtype=torch.float32, block_size=16)
     limits = EngineConfig(max_model_len=8192, max_num_seqs=num_running, max_num_batched_tokens=1 << 20)
@@ -78,96 +76,155 @@ def decoding_engine(num_running: int, num_blocks: int, steps: int) -> Engine:
     for i in range(num_running):
         prompt = [(i * 7 + j) % 256 for j in range(480 + i % 40)]
         engine.add([engine.make_request(str(i), prompt, params)])
-    for _ in range(20):
+    for _ in range(WARM_STEPS):
         engine.step()
     assert len(engine.scheduler.running) == num_running
     return engine
 
 
-def time_steps(engine: Engine, steps: int) -> float:
-    """Median seconds of a step."""
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        engine.step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def measure(num_running: int, num_blocks: int, steps: int) -> dict[str, Any]:
-    engine = decoding_engine(num_running, num_blocks, steps)
-    seconds = time_steps(engine, steps)
-    with Stopwatch() as watch:
-        watch_parts(engine, watch)
-        time_steps(engine, steps)
-        taken = watch.take()
-    parts = {name: total / steps * 1e6 / num_running for name, total in taken.items()}
+def measure_idle(num_running: int, num_blocks: int, steps: int) -> dict[str, Any]:
+    """Median µs of a step and of each of its parts, a running request."""
+    engine = start_idle(num_running, num_blocks, steps)
+    whole = time_steps(engine, steps, with_parts=False)["rest"] / num_running
+    parts = time_steps(engine, steps, with_parts=True)
     return {
         "running": num_running,
         "blocks": num_blocks,
-        "step_us": seconds * 1e6,
-        "us_per_request": seconds * 1e6 / num_running,
-        "parts_us_per_request": parts,
+        "us_per_request": whole,
+        "parts": {name: micros / num_running for name, micros in parts.items()},
     }
 
 
-def beside_the_model(num_running: int, steps: int) -> dict[str, float]:
-    """What is not the model in the steps of a real one, SmolLM2, whose requests all stream text.
+def measure_beside(llm: LLM, kind: RequestOutputKind, num_running: int = RUNNING) -> dict[str, Any]:
+    """Median µs of the model and of all that is beside it in a step, and of the parts of the latter.
 
-    {"step_us", "beside_us", "share", and µs of each part}: sampling goes over its whole vocabulary.
+    The parts are timed in a second run, since their clocks take some time too.
     """
-    llm = LLM("smollm2-135m", num_blocks=16 * num_running, max_num_seqs=num_running, max_model_len=1024)
-    engine = llm.engine
+    engine, steps = llm.engine, STEPS
     params = SamplingParams(
-        temperature=0, max_tokens=steps + 30, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        temperature=0, max_tokens=2 * steps + WARM_STEPS, ignore_eos=True, output_kind=kind
     )
     for i in range(num_running):
-        engine.add_request(str(i), [7 + (i * 31 + j) % 1000 for j in range(48)], params)
-    for _ in range(20):
+        engine.add_request(str(i), [7 + (i * 31 + j) % 200 for j in range(48)], params)
+    for _ in range(WARM_STEPS - 2):
         engine.step()
+    assert len(engine.scheduler.running) == num_running
+    whole = time_steps(engine, steps, with_parts=False)
+    parts = time_steps(engine, steps, with_parts=True)
+    while engine.has_unfinished_requests():
+        engine.step()
+    beside, model = whole["rest"], whole["model"]
+    del parts["model"]
+    return {"model_us": model, "beside_us": beside, "share": beside / (beside + model), "parts": parts}
+
+
+def time_steps(engine: Engine, steps: int, *, with_parts: bool) -> dict[str, float]:
+    """Median µs of a step in "model", in each part if they are asked for, and in "rest" what is left."""
+    taken: dict[str, list[float]] = {}
     with Stopwatch() as watch:
-        watch_parts(engine, watch)
         watch.around(engine, "step", "rest")
-        watch.around(engine.runner.model, "forward", "model")
-        watch.around(engine.runner.model, "compute_logits", "model")
-        time_steps(engine, steps)
-        taken = watch.take()
-    micros = {name: seconds / steps * 1e6 for name, seconds in taken.items()}
-    step, model = sum(micros.values()), micros.pop("model")
-    return {"step_us": step, "beside_us": step - model, "share": 1 - model / step, **micros}
+        if isinstance(engine.runner.model, torch.nn.Module):
+            watch.around(engine.runner.model, "forward", "model")
+            watch.around(engine.runner.model, "compute_logits", "model")
+        if with_parts:
+            watch_parts(engine, watch)
+        for _ in range(steps):
+            engine.step()
+            for name, seconds in watch.take().items():
+                taken.setdefault(name, []).append(1e6 * seconds)
+    taken["rest"] = taken.pop("rest")  # to the end
+    return {name: statistics.median(micros) for name, micros in taken.items()}
 
 
-def main() -> None:
+def watch_parts(engine: Engine, watch: Stopwatch) -> None:
+    """Put clocks around the parts of `Engine.step`."""
+    watch.around(engine.scheduler, "schedule", "planning")
+    watch.around(engine.runner.builder, "build", "tables")
+    watch.around(engine_module, "sample", "sampling")
+    watch.around(engine._recorder, "record", "records")
+    watch.around(engine, "_commit", "new tokens")
+    watch.around(engine_module, "make_outputs", "text and outputs")
+
+
+def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each goal with its limit, what was measured (larger is worse) and whether it is met."""
+    by_size = {found["running"]: found["us_per_request"] for found in result["idle"]}
+    pools = [found["us_per_request"] for found in result["pools"]]
+    shares = [
+        (f"share of a step at {RUNNING} requests, text {kind}", SHARE_GOAL, found["share"])
+        for kind, found in result["smollm2"].items()
+    ]
+    others = [
+        (f"µs a running request at {RUNNING}, idle model", MICROS_GOAL, by_size[RUNNING]),
+        (f"linear: the same at {MANY} against {RUNNING}", NOISE, by_size[MANY] / by_size[RUNNING]),
+        ("independent of the pool: slowest against fastest", NOISE, max(pools) / min(pools)),
+    ]
+    keys = ("text", "at_most", "measured", "met")
+    return [dict(zip(keys, (*row, row[2] <= row[1]), strict=True)) for row in (*shares, *others)]
+
+
+def beside_rows(result: dict[str, Any]) -> list[list[str]]:
+    """A table of the real model: a header, then a row for each way of reporting; µs of a step."""
+    names = list(result["smollm2"]["streamed"]["parts"])
+    rows = [["text", "model (µs)", "beside it (µs)", *names]]
+    for kind, found in result["smollm2"].items():
+        parts = [f"{found['parts'].get(name, 0):.0f}" for name in names]
+        rows.append([kind, f"{found['model_us']:.0f}", f"{found['beside_us']:.0f}", *parts])
+    return rows
+
+
+def idle_rows(result: dict[str, Any]) -> list[list[str]]:
+    """A table of the idle model: µs of a step for each running request."""
+    found = [*result["idle"], *result["pools"]]
+    names = list(found[0]["parts"])
+    rows = [["running", "blocks", "µs a request", *names]]
+    for point in found:
+        parts = [f"{point['parts'][name]:.2f}" for name in names]
+        rows.append([str(point["running"]), str(point["blocks"]), f"{point['us_per_request']:.2f}", *parts])
+    return rows
+
+
+def goal_rows(result: dict[str, Any]) -> list[list[str]]:
+    rows = [["goal", "at most", "measured", "verdict"]]
+    for goal in judge(result):
+        limit, measured = (f"{goal[key]:.3g}" for key in ("at_most", "measured"))
+        rows.append([goal["text"], limit, measured, "met" if goal["met"] else "not met"])
+    return rows
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the real model")
+    parser.add_argument("--steps", type=int, default=200, help="of the idle model (default: 200)")
+    add_arguments(parser)
+    records.add_argument(parser)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    beside = beside_the_model(64, 40)
-    torch.set_num_threads(1)
-    results = [measure(running, 100 * running + 1000, args.steps) for running in (1, 64, 1024)]
-    results += [measure(64, blocks, args.steps) for blocks in (10**4, 10**5, 10**6)]
-    print(f"{'running':>8} {'blocks':>8} {'µs/step':>9} {'µs/request':>11}   of which µs/request")
-    for result in results:
-        parts = "  ".join(f"{name} {value:.2f}" for name, value in result["parts_us_per_request"].items())
-        print(
-            f"{result['running']:8d} {result['blocks']:8d} {result['step_us']:9.0f} "
-            f"{result['us_per_request']:11.2f}   {parts}"
-        )
-    worst = max(r["us_per_request"] for r in results if r["running"] >= 64)
-    print(f"goal: {GOAL} µs per running request at 64 and more; worst here {worst:.2f}")
-    parts = "  ".join(f"{name} {beside[name]:.0f}" for name in beside if name not in SUMS)
-    print(
-        f"\n64 running on SmolLM2, text streamed: {beside['step_us']:.0f} µs/step, of it beside the model "
-        f"{beside['beside_us']:.0f} = {beside['share']:.1%} (goal: {SHARE_GOAL:.0%})   of which {parts}"
+    settings = settings_from(args)
+    torch.set_num_threads(settings.threads)
+    llm = LLM(
+        "smollm2-135m", dtype=settings.dtype, num_blocks=16 * RUNNING, max_num_seqs=RUNNING, max_model_len=256
     )
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"idle_model": results, "smollm2": beside}, indent=1))
+    quiet = partial(when_quiet, limit=settings.foreign_limit)
+    smollm2 = {name: quiet(partial(measure_beside, llm, kind)) for name, kind in KINDS.items()}
+    torch.set_num_threads(1)
+    idle = [quiet(partial(measure_idle, n, 100 * n + 1000, args.steps)) for n in (1, RUNNING, MANY)]
+    pools = [quiet(partial(measure_idle, RUNNING, blocks, args.steps)) for blocks in POOLS]
+    result = {
+        "threads": settings.threads,
+        "dtype": settings.dtype,
+        "foreign_limit": settings.foreign_limit,
+        "smollm2": {name: found | {"foreign_share": share} for name, (found, share) in smollm2.items()},
+        "idle": [found | {"foreign_share": share} for found, share in idle],
+        "pools": [found | {"foreign_share": share} for found, share in pools],
+    }
+    for rows in (beside_rows(result), idle_rows(result), goal_rows(result)):
+        print(records.table(rows), end="\n\n")
+    pictures = {"scheduler": figures.beside_the_model(result)}
+    path = records.write("scheduler", result, pictures, record=args.record)
+    print(f"written to {path.parent}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

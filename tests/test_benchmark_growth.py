@@ -14,6 +14,7 @@ from minipaged.cache import BlockPool
 from minipaged.memory import KVSpec
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
+from tests.test_benchmark_scheduler import scheduler_result
 
 
 def tiny_llm(**settings: Any) -> LLM:
@@ -194,11 +195,12 @@ def test_every_recorded_result_becomes_a_section(tmp_path: Path):
         "curves": curves_result(),
         "scaling": scaling_result(),
         "prefix_sharing": {"runs": sharing_runs()},
+        "scheduler": scheduler_result(),
     }
     for name, result in results.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(about | result))
     text = readme.render(tmp_path)
-    assert text.count("Some CPU") == 3 and text.count(readme.NOT_RECORDED) == 1
+    assert text.count("Some CPU") == 4 and text.count(readme.NOT_RECORDED) == 1
     assert "| warm | 1.00 | 6.0 × | ≥ 5, met |" in text and "- context: " in text
     with pytest.raises(ValueError, match="markers"):
         readme.replace_block("no markers", text)

@@ -24,7 +24,7 @@ from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.preemption import swap_seconds_per_block
 from minipaged.engine.prompts import EngineTokenizer, Prompt
-from minipaged.engine.reporting import make_output
+from minipaged.engine.reporting import make_outputs
 from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
 from minipaged.engine.sampler import SamplerOutput, sample
@@ -160,8 +160,7 @@ class Engine:
             self._forget(request)
             request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
         self.scheduler.stats.num_finished += len(finished)
-        reported = [*self._streaming(plan.sampled), *finished]
-        return [make_output(request, self.inputs.tokenizer) for request in reported]
+        return make_outputs([*self._streaming(plan.sampled), *finished], self.inputs.tokenizer)
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)

@@ -11,11 +11,15 @@ from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.sampling_params import RequestOutputKind
 
 
-def make_output(request: Request, tokenizer: EngineTokenizer | None = None) -> RequestOutput:
-    """The request as it stands now; of a DELTA stream what is new since the last call.
+def make_outputs(requests: SequenceOf[Request], tokenizer: EngineTokenizer | None) -> list[RequestOutput]:
+    """The requests as they stand now; of a DELTA stream what is new since the last call.
 
     `tokenizer` gives the tokens beside log-probabilities their text.
     """
+    return [_make_output(request, tokenizer) for request in requests]
+
+
+def _make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestOutput:
     entries = [request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]]
     if any(entries) and tokenizer is not None and request.params.detokenize:
         for entry in entries:
