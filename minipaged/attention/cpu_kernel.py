@@ -164,7 +164,7 @@ class CpuKernels:
         num_slots = layer.key.shape[0] * layer.key.shape[1]
         behind = self._store[key.dtype](
             key.data_ptr(), value.data_ptr(), slots.data_ptr(), layer.key.data_ptr(), layer.value.data_ptr(),
-            num_slots, len(slots), key.stride(0), key.shape[1] * key.shape[2],
+            num_slots, slots.shape[0], key.stride(0), key.shape[1] * key.shape[2],
         )  # fmt: skip
         if behind:
             raise IndexError(f"{behind} of {len(slots)} slots lie behind the {num_slots} slots of the cache")
@@ -191,8 +191,8 @@ class CpuKernels:
 
         packed: a weight as `packing.in_panels` lays it out.
         """
-        panels, words = packed.shape[:2]
-        arguments = Product(x.data_ptr(), packed.data_ptr(), out.data_ptr(), len(x), words, panels, after)
+        rows, panels, words = x.shape[0], packed.shape[0], packed.shape[1]
+        arguments = Product(x.data_ptr(), packed.data_ptr(), out.data_ptr(), rows, words, panels, after)
         self._product[x.dtype](ctypes.byref(arguments))
 
 

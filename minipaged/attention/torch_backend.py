@@ -121,7 +121,7 @@ class TorchBackend:
     def __init__(self, *, compiled: bool = True) -> None:
         self._compiled = compiled
         self._batch: AttentionBatch | None = None  # the batch the values below were made for
-        self._decodes = torch.empty(0, dtype=torch.int64)
+        self._decodes, self._num_decodes = torch.empty(0, dtype=torch.int64), 0
         self._step: DecodeStep | None = None
         self._gathers: list[GatherPlan] = []
         self._prompts: PrefillStep | None = None
@@ -148,11 +148,12 @@ class TorchBackend:
         require_matching(query, layer, batch)
         if self._batch is not batch:  # every layer of a step brings the same batch
             self._batch, self._decodes = batch, decoding_sequences(batch)
+            self._num_decodes = len(self._decodes)
             self._step, self._gathers, self._prompts, self._prefill = None, [], None, []
-        only_decodes = len(self._decodes) == len(query)
+        only_decodes = self._num_decodes == query.shape[0]
         fill = torch.empty_like if only_decodes else torch.zeros_like  # rows that see no key stay zero
         output = fill(query, memory_format=torch.contiguous_format)
-        if len(self._decodes):
+        if self._num_decodes:
             self._attend_decodes(output, query, layer, batch, scale)
         if not only_decodes:
             self._attend_prompts(output, query, layer, batch, scale)

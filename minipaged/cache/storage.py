@@ -80,6 +80,9 @@ class KVStorage:
         self.value = empty((*rows, spec.head_size), spec.dtype)
         self.key_scale = empty(rows, torch.float32) if spec.is_quantized else None
         self.value_scale = empty(rows, torch.float32) if spec.is_quantized else None
+        no_scale = [None] * spec.num_layers
+        key_scales, value_scales = (no_scale if t is None else t for t in (self.key_scale, self.value_scale))
+        self._layers = list(map(LayerKV, self.key, self.value, key_scales, value_scales))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -99,9 +102,7 @@ class KVStorage:
         return sum(t.nbytes for t in self.tensors)
 
     def layer(self, index: int) -> LayerKV:
-        if self.key_scale is None or self.value_scale is None:
-            return LayerKV(self.key[index], self.value[index], None, None)
-        return LayerKV(self.key[index], self.value[index], self.key_scale[index], self.value_scale[index])
+        return self._layers[index]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Do all copies at once: every source is read before any destination is written."""

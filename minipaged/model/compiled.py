@@ -28,7 +28,7 @@ class CompiledRMSNorm(nn.Module):
 
     def __init__(self, norm: RMSNorm, kernels: CpuKernels) -> None:
         super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
+        self.weight, self.eps = norm.weight.detach(), norm.eps
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,23 +41,22 @@ class CompiledLinear(nn.Module):
     after: what is done with the sums. GATE takes a weight whose rows are those of all gates, then all ups.
     """
 
-    packed: Tensor
-
     def __init__(self, weight: Tensor, kernels: CpuKernels, after: After = After.ROUND) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         if after is After.GATE:
             self.out_features //= 2
-        self.register_buffer("packed", in_panels(weight, gated=after is After.GATE), persistent=False)
+        self.packed = in_panels(weight, gated=after is After.GATE)  # no buffer: torch finds those slowly
         self.after, self._kernels = after, kernels
         self._out_dtype = torch.float32 if after is After.KEEP_FLOAT32 else weight.dtype
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, in_features] -> [T, out_features]. With ADD it is added to `out`, in place."""
-        if x.shape[1:] != (self.in_features,):
-            raise ValueError(f"rows of {tuple(x.shape[1:])} numbers, the weight takes {self.in_features}")
+        rows, size = x.shape
+        if size != self.in_features:
+            raise ValueError(f"rows of {size} numbers, the weight takes {self.in_features}")
         if out is None:
-            out = torch.empty(len(x), self.out_features, dtype=self._out_dtype)
+            out = torch.empty((rows, self.out_features), dtype=self._out_dtype)
         self._kernels.product(x.contiguous(), self.packed, out, self.after)
         return out
 
