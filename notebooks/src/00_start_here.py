@@ -116,6 +116,7 @@ assert llm.engine.storage.spec.bytes_per_token == 23_040
 
 # %%
 settings = {"kv_memory": BUDGET, "max_model_len": MAX_LEN, "device": device, "use_tqdm": False}
+settings["max_num_batched_tokens"] = 2048  # in a step, on every machine
 strips = serve("one strip per request", loaded, requests, block_size=MAX_LEN, **settings)
 
 # %%

@@ -121,6 +121,7 @@ def serve_six(llm):
 
 
 settings = {"device": device, "num_blocks": 120, "max_model_len": 512}
+settings["max_num_batched_tokens"] = 2048  # so many steps on every machine
 without = LLM(loaded, enable_prefix_caching=False, **settings)
 sharing = LLM(loaded, **settings)
 served = {"without": serve_six(without), "sharing": serve_six(sharing)}
@@ -221,9 +222,8 @@ tiny = LoadedModel(random_llama(device=device), None, TINY, "tiny")
 
 
 def tiny_llm(block_size, num_blocks, **more):
-    return LLM(
-        tiny, device=device, block_size=block_size, num_blocks=num_blocks, max_model_len=480, **more
-    )
+    plain = {"device": device, "max_model_len": 480, "max_num_batched_tokens": 2048}
+    return LLM(tiny, block_size=block_size, num_blocks=num_blocks, **(plain | more))
 
 
 def found(llm, prompts, max_tokens=1):

@@ -47,7 +47,8 @@ MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
 def tiny_llm(**settings):
     """The engine on the tiny model, with nothing that we have not asked for."""
     plain = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
-    return LLM(MODEL, device="cpu", **(plain | settings))
+    plain |= {"device": "cpu", "max_num_batched_tokens": 2048}
+    return LLM(MODEL, **(plain | settings))
 
 
 def add(llm, name, token_ids, max_tokens):

@@ -29,7 +29,7 @@ from minipaged.course.stopwatch import Stopwatch
 from minipaged.course.widgets import Explorable
 from minipaged.course.workloads import azure_lengths, load_mix, lognormal_lengths
 from minipaged.engine.engine import Engine
-from minipaged.model.packing import pack_weights
+from minipaged.model.compiled import prepare_for_cpu
 
 # %% [markdown]
 # ## The question
@@ -40,7 +40,7 @@ from minipaged.model.packing import pack_weights
 # %%
 device, half = pick_device()
 loaded = load_model("smollm2-135m", dtype=half, device=device)
-pack_weights(loaded.model)  # on a CPU: weights laid out for its matrix routines
+prepare_for_cpu(loaded.model)  # on a CPU: compiled kernels, and weights laid out for its matrix routines
 config = loaded.config
 MAX_LEN, STRIPS = 4096, 8
 SLOTS = STRIPS * MAX_LEN
@@ -650,6 +650,7 @@ exact = load_model("smollm2-135m", dtype=torch.float32, device=device)
 short = sorted(load_mix("instruct64"), key=lambda r: r.max_tokens)[:6]
 two_strips = 2 * 128 * KVSpec.from_model(config, torch.float32).bytes_per_token
 settings = {"kv_memory": two_strips, "max_model_len": 128, "device": device, "use_tqdm": False}
+settings["max_num_batched_tokens"] = 2048
 runs = [serve(name, exact, short, block_size=b, **settings) for name, b in (("s", 128), ("b", 16))]
 print("at once:", [run.figures()["running_peak"] for run in runs])
 print("same tokens:", equal_outputs(*runs), "of", len(short))
