@@ -60,9 +60,11 @@ class ByteDetokenizer:
         self._held = b""  # of a character under way
 
     def feed(self, *token_ids: int) -> str:
-        bytes_of = self._tokenizer.token_bytes
-        pieces = [bytes_of(token_id) or b"" for token_id in token_ids if token_id not in self._skipped]
-        data = self._held + b"".join(pieces)
+        pieces = [self._held]
+        for token_id in token_ids:
+            if token_id not in self._skipped:
+                pieces.append(self._tokenizer.token_bytes(token_id) or b"")
+        data = b"".join(pieces)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text

