@@ -1,4 +1,4 @@
-"""Where the time of a decoding step goes: plain torch, packed weights, compiled kernels, side by side.
+"""Where the time of a decoding step goes: plain torch, packed weights, our own kernels, side by side.
 
     python benchmarks/profile_step.py              about a minute; writes out/benchmarks/profile.json
     python benchmarks/profile_step.py --record     recorded, and put into docs/profile.md
@@ -31,14 +31,14 @@ from minipaged.course.stopwatch import Stopwatch
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 from minipaged.engine.sampling_params import SamplingParams
-from minipaged.model.compiled import CompiledRMSNorm, use_compiled_kernels
+from minipaged.model.compiled import CompiledLayer, CompiledLinear, CompiledRMSNorm, prepare_for_cpu
 from minipaged.model.llama import MLP, Attention, Linear, RMSNorm
 from minipaged.model.loading import load_model
 from minipaged.model.packing import PackedLinear, pack_weights
 
 PAGE = records.ROOT / "docs" / "profile.md"
 BEGIN, END = "<!-- profile: written by benchmarks/profile_step.py -->", "<!-- end of profile -->"
-VARIANTS = ("plain torch", "packed weights", "packed, compiled")
+VARIANTS = ("plain torch", "packed weights", "own kernels")
 ROWS = (1, 32)
 CONTEXT, WARM_STEPS, STEPS = 128, 4, 24  # tokens of each request's prompt; steps of one turn
 PARTS = (
@@ -58,16 +58,16 @@ PARTS = (
 def new_engine(variant: str, dtype: torch.dtype) -> Engine:
     """An engine for SmolLM2 on the CPU, made of what the variant allows."""
     model = load_model("smollm2-135m", dtype=dtype)
-    if variant != "plain torch":
+    if variant == "packed weights":
         pack_weights(model.model)
-    if variant == "packed, compiled":
-        use_compiled_kernels(model.model)
+    elif variant == "own kernels":
+        prepare_for_cpu(model.model)
     return Engine(
         model.model,
         CacheConfig(num_blocks=1024, dtype=dtype, enable_prefix_caching=False),
         EngineConfig(max_model_len=512, max_num_batched_tokens=max(ROWS) * CONTEXT),
         tokenizer=model.tokenizer,
-        backend=TorchBackend(compiled=variant == "packed, compiled"),
+        backend=TorchBackend(compiled=variant == "own kernels"),
     )
 
 
@@ -102,9 +102,9 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     for module in model.modules():
         if isinstance(module, RMSNorm | CompiledRMSNorm):
             watch.around(module, "forward", "norms")
-        elif isinstance(module, Linear | PackedLinear) and module is not model.lm_head:
+        elif isinstance(module, Linear | PackedLinear | CompiledLinear) and module is not model.lm_head:
             watch.around(module, "forward", "matrix products")
-        elif isinstance(module, Attention):
+        elif isinstance(module, Attention | CompiledLayer):
             watch.around(module, "rotate", "rotation")
         elif isinstance(module, MLP):
             watch.around(module, "forward", "gate of the MLP")
@@ -120,7 +120,8 @@ def measure(engine: Engine, rows: int) -> dict[str, Any]:
         taken = watch.take()
     for request_id in list(engine.requests):
         engine.abort_request(request_id)
-    return {"seconds": seconds, "shares": {part: taken[part] / sum(taken.values()) for part in PARTS}}
+    whole = sum(taken.values())
+    return {"seconds": seconds, "shares": {part: taken.get(part, 0.0) / whole for part in PARTS}}
 
 
 def profile(repeat: int, limit: float, dtype: torch.dtype) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def rows_of_table(result: dict[str, Any], count: str) -> list[list[str]]:
     table = [["part of a step", *(f"{v}, ms" for v in VARIANTS), f"{before}, %", f"{after}, %"]]
     for part in (*PARTS, "whole step"):
         shares = {v: 1.0 if part == "whole step" else turns[v]["shares"][part] for v in VARIANTS}
-        times = [f"{turns[v]['seconds'] * 1e3 * shares[v]:.2f}" for v in VARIANTS]
+        times = [f"{turns[v]['seconds'] * 1e3 * shares[v]:.2f}" if shares[v] else "–" for v in VARIANTS]
         table.append([part, *times, f"{shares[before]:.0%}", f"{shares[after]:.0%}"])
     return table
 

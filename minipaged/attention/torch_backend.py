@@ -18,7 +18,8 @@ from torch import Tensor
 from minipaged.attention import cpu_kernel
 from minipaged.attention.backend import require_matching
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.cpu_kernel import CpuKernels, DecodeStep, PrefillStep
+from minipaged.attention.cpu_arguments import DecodeStep, PrefillStep
+from minipaged.attention.cpu_kernel import CpuKernels
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 
 if TYPE_CHECKING:

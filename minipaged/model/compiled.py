@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from minipaged.attention import cpu_kernel
-from minipaged.attention.cpu_kernel import LANES, NAMES, After, CpuKernels
+from minipaged.attention.cpu_arguments import LANES, NAMES, After
+from minipaged.attention.cpu_kernel import CpuKernels
 from minipaged.model.llama import Attention, DecoderLayer, Linear, LlamaModel, RMSNorm
 from minipaged.model.packing import PANEL, give_freed_memory_back, in_panels, pack_weights
 
@@ -36,17 +37,26 @@ class CompiledRMSNorm(nn.Module):
 
 
 class CompiledLinear(nn.Module):
-    """`Linear`, and what follows it, from a packed copy of its weight. CPU only.
+    """`Linear` from a packed copy of its weight, with what comes before and after it. CPU only.
 
     after: what is done with the sums. GATE takes a weight whose rows are those of all gates, then all ups.
+    norm: what the rows go through first.
     """
 
-    def __init__(self, weight: Tensor, kernels: CpuKernels, after: After = After.ROUND) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        kernels: CpuKernels,
+        after: After = After.ROUND,
+        norm: RMSNorm | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         if after is After.GATE:
             self.out_features //= 2
         self.packed = in_panels(weight, gated=after is After.GATE)  # no buffer: torch finds those slowly
+        self.norm = None if norm is None else norm.weight.detach()
+        self.eps = 0.0 if norm is None else norm.eps
         self.after, self._kernels = after, kernels
         self._out_dtype = torch.float32 if after is After.KEEP_FLOAT32 else weight.dtype
 
@@ -57,23 +67,21 @@ class CompiledLinear(nn.Module):
             raise ValueError(f"rows of {size} numbers, the weight takes {self.in_features}")
         if out is None:
             out = torch.empty((rows, self.out_features), dtype=self._out_dtype)
-        self._kernels.product(x.contiguous(), self.packed, out, self.after)
+        self._kernels.product(x.contiguous(), self.packed, out, self.after, self.norm, self.eps)
         return out
 
 
 class CompiledLayer(nn.Module):
-    """A `DecoderLayer` in nine calls. The residual stream is changed in place. CPU only."""
+    """A `DecoderLayer` in seven calls. The residual stream is changed in place. CPU only."""
 
     def __init__(self, layer: DecoderLayer, kernels: CpuKernels) -> None:
         super().__init__()
         attention, mlp = layer.attention, layer.mlp
         self.num_query_heads, self.num_kv_heads = attention.num_query_heads, attention.num_kv_heads
         self.head_size, self.scale = attention.head_size, attention.scale
-        self.attention_norm = CompiledRMSNorm(layer.attention_norm, kernels)
-        self.qkv_proj = CompiledLinear(attention.qkv_proj.weight, kernels)
+        self.qkv_proj = CompiledLinear(attention.qkv_proj.weight, kernels, norm=layer.attention_norm)
         self.o_proj = CompiledLinear(attention.o_proj.weight, kernels, After.ADD)
-        self.mlp_norm = CompiledRMSNorm(layer.mlp_norm, kernels)
-        self.gate_up_proj = CompiledLinear(mlp.gate_up_proj.weight, kernels, After.GATE)
+        self.gate_up_proj = CompiledLinear(mlp.gate_up_proj.weight, kernels, After.GATE, layer.mlp_norm)
         self.down_proj = CompiledLinear(mlp.down_proj.weight, kernels, After.ADD)
         self.rotate = kernels.rotate
 
@@ -87,14 +95,14 @@ class CompiledLayer(nn.Module):
         backend: AttentionBackend,
     ) -> Tensor:
         num_tokens, num_turned = x.shape[0], self.num_query_heads + self.num_kv_heads
-        heads = self.qkv_proj(self.attention_norm(x)).view(num_tokens, -1, self.head_size)
+        heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)
         self.rotate(heads[:, :num_turned], cos, sin)
         key, value = heads[:, self.num_query_heads : num_turned], heads[:, num_turned:]
         backend.write_kv(layer, key, value, batch.slot_mapping)
         query = heads[:, : self.num_query_heads]  # [T, query heads, D]
         out = backend.paged_attention(query, layer, batch, scale=self.scale)
         x = self.o_proj(out.view(num_tokens, -1), x)
-        return self.down_proj(self.gate_up_proj(self.mlp_norm(x)), x)
+        return self.down_proj(self.gate_up_proj(x), x)
 
 
 def use_compiled_kernels(model: LlamaModel) -> bool:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from minipaged.attention import cpu_kernel
-from minipaged.attention.cpu_kernel import After
-from minipaged.model.compiled import CompiledLinear
+from minipaged.attention.cpu_arguments import After
+from minipaged.model.compiled import CompiledLinear, CompiledRMSNorm
+from minipaged.model.llama import RMSNorm
 from minipaged.model.packing import in_panels
 
 pytestmark = pytest.mark.skipif(
@@ -70,6 +71,17 @@ def test_gates_meet_their_ups(dtype, rows):
     x, weight = operands(rows, dtype=dtype)
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     require_close(linear(weight, After.GATE)(x), F.silu(gate) * up, 2 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 13, 239, 240, 241, 500])
+def test_a_norm_before_the_product_changes_no_bit(dtype, rows):
+    x, weight = operands(rows, depth=80, dtype=dtype)
+    norm = RMSNorm(80, 1e-5, dtype, "cpu")
+    norm.weight.copy_(torch.randn(80))
+    kernels = cpu_kernel.load()
+    together = CompiledLinear(weight, kernels, norm=norm)(x)
+    assert torch.equal(together, linear(weight)(CompiledRMSNorm(norm, kernels)(x)))
 
 
 def test_gates_far_from_zero_do_not_become_nan():

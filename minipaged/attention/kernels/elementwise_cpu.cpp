@@ -1,23 +1,14 @@
 // What a layer does to each row beside products and attention, in one pass over memory each; torch makes a pass, and a
 // tensor, of every operation. Numbers are float32 between load and store.
-#include <cmath>
-
 #include "lanes.h"
 
 constexpr int64_t WORTH_THREADS = 1 << 14;  // numbers; for fewer, waking a thread costs more than it saves
 
-// out = x / sqrt(mean(x^2) + eps) * weight, rounded before the weight as torch does; x, out: [rows, size]
+// The norm of each row; x, out: [rows, size]
 template <typename T>
 static void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t size, float eps) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
-        const T* in = x + row * size;
-        Lanes squares = {};
-        for (int64_t i = 0; i < size; i += LANES) squares += load(in + i) * load(in + i);
-        const float scale = 1 / std::sqrt(sum(squares) / size + eps);
-        for (int64_t i = 0; i < size; i += LANES)
-            store(rounded<T>(load(in + i) * scale) * load(weight + i), out + row * size + i);
-    }
+    for (int64_t row = 0; row < rows; row++) rms_norm_row(x + row * size, weight, out + row * size, size, eps);
 }
 
 // Turn, in place, the pairs (x[i], x[i + half]) of each head; row r of x begins at r * stride. cos, sin: [rows, half]
@@ -35,8 +26,8 @@ static void rotate(T* x, const T* cos, const T* sin, int64_t rows, int64_t strid
             }
 }
 
-// cache[slots[row]] = key or value of the row, which begins at row * stride. A negative slot is padding. Returns how many
-// slots lie behind the cache; their rows are not stored.
+// cache[slots[row]] = key or value of the row, which begins at row * stride. A negative slot is padding. Returns how
+// many slots lie behind the cache; their rows are not stored.
 template <typename T>
 static int64_t write_kv(const T* key, const T* value, const int64_t* slots, T* keys, T* values, int64_t num_slots,
                         int64_t rows, int64_t stride, int64_t size) {

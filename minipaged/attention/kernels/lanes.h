@@ -1,6 +1,7 @@
 // Sixteen numbers at once: float32 lanes that load from and store to float32 or bfloat16. The vector types are those of
 // gcc and clang, which map them to whatever instructions the processor has.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #ifdef __AVX512BF16__
@@ -31,6 +32,14 @@ static inline float sum(Lanes x) { float s = 0; for (int i = 0; i < LANES; i++) 
 
 // What the dtype T keeps of x.
 template <typename T> static inline Lanes rounded(Lanes x) { T kept[LANES]; store(x, kept); return load(kept); }
+
+// out = x / sqrt(mean(x^2) + eps) * weight for one row, rounded before the weight as torch does.
+template <typename T> static inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+    Lanes squares = {};
+    for (int64_t i = 0; i < size; i += LANES) squares += load(x + i) * load(x + i);
+    const float scale = 1 / std::sqrt(sum(squares) / size + eps);
+    for (int64_t i = 0; i < size; i += LANES) store(rounded<T>(load(x + i) * scale) * load(weight + i), out + i);
+}
 
 // Ask for memory that will be read soon, where the processor cannot guess it.
 static inline void fetch(const void* from, int64_t bytes) {
