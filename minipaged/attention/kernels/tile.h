@@ -11,7 +11,8 @@ template <typename T, int ROWS>
 static void multiply(const uint32_t* x, int64_t stride, const uint32_t* panel, int64_t words, Lanes (*out)[2]) {
     Lanes sums[ROWS][2] = {};
     for (int64_t word = 0; word < words; word++, panel += WIDTH) {
-        fetch(panel + AHEAD * WIDTH, WIDTH * 4);
+        for (int half = 0; half < 2; half++)  // read once a step: it need not push other data out of the caches
+            __builtin_prefetch(panel + AHEAD * WIDTH + half * LANES, 0, 0);
         const Bits left = load(panel), right = load(panel + LANES);
         for (int r = 0; r < ROWS; r++) {
             const Bits both = Bits{} + x[r * stride + word];
