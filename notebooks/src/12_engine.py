@@ -198,7 +198,7 @@ assert running["instructions", "blocks"] > 200
 #
 # ### The real model, for a while
 #
-# Now SmolLM2. A crowd first: 256 of the instructions. From blocks, for eight steps; then in strips, for the same number of
+# Now SmolLM2. A crowd first: 256 of the instructions. From blocks, for twenty steps; then in strips, for the same number of
 # *seconds*. A stopwatch sits on the parts of the engine; it is read later.
 
 
@@ -243,11 +243,9 @@ def run_for_a_while(block_size, lengths, more):
         put_clocks(watch, llm.engine)
         watch.around(model, "compute_logits", "head")
         watch.around(engine_module, "sample", "sampler")
-        for layer in model.layers:
-            for matrix in (layer.attention.qkv_proj, layer.attention.o_proj):
-                watch.around(matrix, "forward", "weights")
-            for matrix in (layer.mlp.gate_up_proj, layer.mlp.down_proj):
-                watch.around(matrix, "forward", "weights")
+        for name, module in model.named_modules():
+            if name.endswith(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")):
+                watch.around(module, "forward", "weights")
         start = time.perf_counter()
         while more(len(laps), time.perf_counter() - start):
             llm.engine.step()
@@ -256,7 +254,7 @@ def run_for_a_while(block_size, lengths, more):
 
 
 # %%
-STEPS, crowd = 8, instructions[:256]
+STEPS, crowd = 20, instructions[:256]
 by_blocks = run_for_a_while(16, crowd, lambda steps, seconds: steps < STEPS)
 window = by_blocks[-1]
 by_strips = run_for_a_while(
@@ -301,7 +299,7 @@ times = rows[1][2] / rows[0][2]
 say(f"From blocks: {times:.1f} times the tokens per second, the computing of prompts included.")
 
 # %% [markdown]
-# [Throughput](../docs/glossary.md#throughput) has grown by much less than the number of requests: a processor can
+# [Throughput](../docs/glossary.md#throughput) has grown by much less than the number of requests, if at all: a processor can
 # only multiply so fast, and the 256 prompts were a good part of the work. Where the limit lies we see below. Be careful with the
 # column of the [TTFT](../docs/glossary.md#ttft): in strips it is the mean of the few who had got in when we
 # stopped. Everybody who still waits has a longer one, and it is not in the table.
