@@ -40,7 +40,7 @@ from minipaged.model.compiled import prepare_for_cpu
 # %%
 device, half = pick_device()
 loaded = load_model("smollm2-135m", dtype=half, device=device)
-prepare_for_cpu(loaded.model)  # on a CPU: compiled kernels, and weights laid out for its matrix routines
+prepare_for_cpu(loaded.model)  # on a CPU: compiled kernels, and weights laid out for them
 config = loaded.config
 MAX_LEN, STRIPS = 4096, 8
 SLOTS = STRIPS * MAX_LEN

@@ -90,9 +90,9 @@ def test_key_and_value_scales_are_not_interchangeable(kernel):
     expected = dense_attention(problem)
     assert relative_error(DECODE[kernel](problem), expected) <= 1e-5
     swapped = KVStorage(problem.storage.spec, problem.storage.num_blocks, 4)
-    for ours, theirs in zip(swapped.tensors, problem.storage.tensors, strict=True):
+    key, value, key_scale, value_scale = problem.storage.tensors
+    for ours, theirs in zip(swapped.tensors, (key, value, value_scale, key_scale), strict=True):
         ours.copy_(theirs)
-    swapped.key_scale, swapped.value_scale = swapped.value_scale, swapped.key_scale
     assert relative_error(DECODE[kernel](replace(problem, storage=swapped)), expected) > 0.1
 
 
