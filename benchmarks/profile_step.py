@@ -94,8 +94,11 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     model: Any = engine.runner.model
     watch.around(engine, "step", "tables, scheduling, bookkeeping")
     watch.around(engine_module, "sample", "sampling")
+    watch.around(engine.runner, "most_likely", "sampling")
     watch.around(model, "forward", "residual sums, views, calls")
-    watch.around(model, "compute_logits", "head")
+    for head in ("compute_logits", "largest_logits"):
+        if getattr(model, head, None):
+            watch.around(model, head, "head")
     watch.around(model.rotary, "forward", "rotation")
     watch.around(engine.runner.backend, "write_kv", "keys and values written")
     watch.around(engine.runner.backend, "paged_attention", "attention")

@@ -125,7 +125,9 @@ def time_steps(engine: Engine, steps: int, *, with_parts: bool) -> dict[str, flo
         watch.around(engine, "step", "rest")
         if isinstance(engine.runner.model, torch.nn.Module):
             watch.around(engine.runner.model, "forward", "model")
-            watch.around(engine.runner.model, "compute_logits", "model")
+            for head in ("compute_logits", "largest_logits"):
+                if getattr(engine.runner.model, head, None):
+                    watch.around(engine.runner.model, head, "model")
         if with_parts:
             watch_parts(engine, watch)
         for _ in range(steps):
@@ -141,6 +143,7 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     watch.around(engine.scheduler, "schedule", "planning")
     watch.around(engine.runner.builder, "build", "tables")
     watch.around(engine_module, "sample", "sampling")
+    watch.around(engine.runner, "most_likely", "sampling")
     watch.around(engine._recorder, "record", "records")
     watch.around(engine, "_commit", "new tokens")
     watch.around(engine_module, "make_outputs", "text and outputs")

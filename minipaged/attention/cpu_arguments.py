@@ -51,6 +51,7 @@ class After(IntEnum):
     KEEP_FLOAT32 = 1
     ADD = 2  # to what stands in the output, then round
     GATE = 3  # silu(gate) * up, then round: half as many columns
+    LARGEST = 4  # nothing is kept but the column of each row's largest sum
 
 
 class Product(ctypes.Structure):

@@ -103,6 +103,8 @@ class CpuKernels:
     ) -> None:
         """out = x · weightᵀ and what `after` says. x, out: contiguous, [rows, columns].
 
+        After LARGEST out is int64 [rows].
+
         packed: a weight as `packing.in_panels` lays it out. norm, eps: of the RMSNorm that x goes through.
         """
         norm_weight = None if norm is None else norm.data_ptr()

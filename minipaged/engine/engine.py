@@ -167,7 +167,12 @@ class Engine:
         self.runner.prompt_logprobs(plan, hidden)
         if not plan.sampled:
             return SamplerOutput([])
-        return sample(self.runner.sampled_logits(plan, hidden), [s.sampling for s in plan.sampled])
+        states = [s.sampling for s in plan.sampled]
+        if all(state.is_plain for state in states):
+            token_ids = self.runner.most_likely(plan, hidden)
+            if token_ids is not None:
+                return SamplerOutput(token_ids)
+        return sample(self.runner.sampled_logits(plan, hidden), states)
 
     def _start_over(self) -> None:
         """Every running request returns to the queue, in order. No swap: it would keep keys not stored."""

@@ -116,6 +116,14 @@ def _new_tokens(plan: StepPlan) -> list[int]:
     return tokens
 
 
+def _sampled_rows(plan: StepPlan, hidden: Tensor) -> Tensor:
+    """The rows of `hidden` that a token is sampled from, in the order of `plan.sampled`."""
+    if plan.num_decodes == hidden.shape[0]:  # every row is, in order
+        return hidden
+    last_rows = np.cumsum(plan.query_lens) - 1
+    return hidden[torch.from_numpy(last_rows[plan.sampled_from]).to(hidden.device)]
+
+
 class ModelRunner:
     """Runs the model on a plan: copies, forward pass, and the head on the rows that are needed."""
 
@@ -136,11 +144,18 @@ class ModelRunner:
 
     def sampled_logits(self, plan: StepPlan, hidden: Tensor) -> Tensor:
         """Logits [len(plan.sampled), vocab_size] float32; the other rows never meet the head."""
-        if plan.num_decodes == len(hidden):  # every row is sampled, in order
-            return self.model.compute_logits(hidden)
-        last_rows = np.cumsum(plan.query_lens) - 1
-        rows = torch.from_numpy(last_rows[plan.sampled_from]).to(hidden.device)
-        return self.model.compute_logits(hidden[rows])
+        return self.model.compute_logits(_sampled_rows(plan, hidden))
+
+    def most_likely(self, plan: StepPlan, hidden: Tensor) -> list[int] | None:
+        """The most likely token of each sampled row, where the model tells it without writing logits down.
+
+        None where it does not, and where some logit is not finite: the sampler says whose.
+        """
+        largest = getattr(self.model, "largest_logits", None)
+        if largest is None:
+            return None
+        token_ids: list[int] = largest(_sampled_rows(plan, hidden)).tolist()
+        return None if min(token_ids) < 0 else token_ids
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
         """For requests that ask: log-probabilities of the prompt tokens that follow this step's rows."""

@@ -71,6 +71,22 @@ class CompiledLinear(nn.Module):
         return out
 
 
+class CompiledHead(CompiledLinear):
+    """The head: logits in float32, or only where they are largest. CPU only."""
+
+    def __init__(self, weight: Tensor, kernels: CpuKernels) -> None:
+        super().__init__(weight, kernels, After.KEEP_FLOAT32)
+
+    def largest(self, hidden: Tensor) -> Tensor:
+        """int64 [R]: the first place of the largest logit of each row of `hidden`, [R, hidden_size].
+
+        -1 in a row with a logit that is not finite.
+        """
+        places = torch.empty(hidden.shape[0], dtype=torch.int64)
+        self._kernels.product(hidden.contiguous(), self.packed, places, After.LARGEST)
+        return places
+
+
 class CompiledLayer(nn.Module):
     """A `DecoderLayer` in seven calls. The residual stream is changed in place. CPU only."""
 
@@ -138,8 +154,9 @@ def replace_products(model: LlamaModel, kernels: CpuKernels) -> None:
                 model.layers[index] = CompiledLayer(layer, kernels)
                 give_freed_memory_back()
     if config.vocab_size % PANEL == 0 and isinstance(model.lm_head, Linear):
-        head = CompiledLinear(model.lm_head.weight, kernels, After.KEEP_FLOAT32)
+        head = CompiledHead(model.lm_head.weight, kernels)
         model.register_module("lm_head", head)
+        model.largest_logits = head.largest
         give_freed_memory_back()
 
 

@@ -11,6 +11,7 @@ rotary embedding (Su et al. 2021, section 3.2), grouped-query attention (Ainslie
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -182,6 +183,8 @@ class DecoderLayer(nn.Module):
 
 class LlamaModel(nn.Module):
     """A Llama whose weights are undefined until `weights.build_model` or `tiny.random_llama` fills them."""
+
+    largest_logits: Callable[[Tensor], Tensor] | None = None  # a compiled head finds them without logits
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: Device = "cpu") -> None:
         super().__init__()

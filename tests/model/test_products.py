@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from minipaged.attention import cpu_kernel
 from minipaged.attention.cpu_arguments import After
-from minipaged.model.compiled import CompiledLinear, CompiledRMSNorm
+from minipaged.model.compiled import CompiledHead, CompiledLinear, CompiledRMSNorm
 from minipaged.model.llama import RMSNorm
 from minipaged.model.packing import in_panels
 
@@ -82,6 +82,41 @@ def test_a_norm_before_the_product_changes_no_bit(dtype, rows):
     kernels = cpu_kernel.load()
     together = CompiledLinear(weight, kernels, norm=norm)(x)
     assert torch.equal(together, linear(weight)(CompiledRMSNorm(norm, kernels)(x)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 13, 241])
+def test_the_place_of_the_largest_sum_is_that_of_the_sums_themselves(dtype, rows):
+    x, weight = operands(rows, columns=320, dtype=dtype)
+    weight[200:250] = weight[100:150]  # equal sums: the first counts
+    head, threads = CompiledHead(weight, cpu_kernel.load()), torch.get_num_threads()
+    expected = head(x).argmax(-1)
+    assert (expected >= 100).any()
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            assert torch.equal(head.largest(x), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_a_row_with_a_sum_that_is_not_finite_has_no_largest(bad):
+    x, weight = operands(5)
+    head = CompiledHead(weight, cpu_kernel.load())
+    right = head.largest(x)
+    x[3] = float(bad)
+    places = head.largest(x)
+    assert places[3] == -1
+    assert torch.equal(places[[0, 1, 2, 4]], right[[0, 1, 2, 4]])
+
+
+def test_the_largest_of_negative_and_of_equal_sums():
+    weight = torch.full((96, 2), -1.0)
+    assert CompiledHead(weight, cpu_kernel.load()).largest(torch.ones(3, 2)).tolist() == [0, 0, 0]
+    weight[70] = -0.5
+    assert CompiledHead(weight, cpu_kernel.load()).largest(torch.ones(3, 2)).tolist() == [70, 70, 70]
+    assert CompiledHead(weight, cpu_kernel.load()).largest(torch.zeros(2, 2)).tolist() == [0, 0]
 
 
 def test_gates_far_from_zero_do_not_become_nan():

@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "tile.h"
 
 constexpr int64_t BLOCK = 240;  // rows that stay in a core's own cache while it goes through its panels
-enum After { ROUND, KEEP_FLOAT32, ADD, GATE };
+enum After { ROUND, KEEP_FLOAT32, ADD, GATE, LARGEST };
 template <typename T> struct Product {
     const T *x, *norm;       // [rows, depth]; weight of the RMSNorm that the rows go through first, or null
     const uint32_t* weight;  // [panels, words, WIDTH], see tile.h
-    void* out;               // [rows, columns]; float32 after KEEP_FLOAT32; half as many columns after GATE
+    void* out;               // [rows, columns]; float32 of KEEP_FLOAT32; half as many of GATE; int64 [rows] of LARGEST
     int64_t rows, words, panels;
     float eps;               // of the norm
     int32_t after;           // ADD: to what is in out. GATE: a panel has 16 gates and their 16 ups, silu(gate) * up
@@ -33,27 +34,69 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     }
 }
 
+// Of a row, what a thread has seen: the largest sum, its first place, and in `sizes` the largest bits without sign, by
+// which numbers that are not finite are known. (Fast maths knows none.)
+struct Best { Bits sizes; float value; int64_t place; };
+
+static void keep_largest(Best& best, const Lanes* sums, int64_t panel) {
+    const Lanes most = sums[0] > sums[1] ? sums[0] : sums[1];
+    float value = most[0];
+    for (int i = 1; i < LANES; i++) value = std::max(value, most[i]);
+    for (int half = 0; half < 2; half++) {
+        const Bits size = (Bits)sums[half] & 0x7fffffff;
+        best.sizes = size > best.sizes ? size : best.sizes;
+    }
+    if (value <= best.value) return;
+    int i = 0;
+    while (i < WIDTH - 1 && sums[i / LANES][i % LANES] < value) i++;
+    best.value = value, best.place = panel * WIDTH + i;
+}
+
+// Put together what the threads have seen; the place is -1 in a row with a number that is not finite.
+static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t* places) {
+    for (size_t row = 0; row < all.size(); row++) {
+        Best& best = all[row];
+        const Best& other = seen[row];
+        best.sizes = other.sizes > best.sizes ? other.sizes : best.sizes;
+        if (other.value > best.value || (other.value == best.value && other.place < best.place))
+            best.value = other.value, best.place = other.place;
+        uint32_t size = 0;
+        for (int i = 0; i < LANES; i++) size = std::max(size, best.sizes[i]);
+        places[row] = size >= 0x7f800000 ? -1 : best.place;
+    }
+}
+
 template <typename T> static void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
     const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
+    const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -3.4e38f, INT64_MAX});
+    std::vector<Best> all = nothing;
 #pragma omp parallel
-    for (int64_t first = 0; first < p.rows; first += BLOCK) {
-        const int64_t rows = std::min(BLOCK, p.rows - first), tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-        const T* x = p.x + first * depth;
-        if (p.norm) {
+    {
+        std::vector<Best> seen = nothing;
+        for (int64_t first = 0; first < p.rows; first += BLOCK) {
+            const int64_t rows = std::min(BLOCK, p.rows - first), tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+            const T* x = p.x + first * depth;
+            if (p.norm) {
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < rows; row++)
-                rms_norm_row(x + row * depth, p.norm, normed.get() + row * depth, depth, p.eps);
-            x = normed.get();
-        }
-#pragma omp for schedule(static)  // a thread keeps its panels
-        for (int64_t panel = 0; panel < p.panels; panel++)
-            for (int64_t i = 0; i < tiles; i++) {
-                const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
-                Lanes sums[MOST_ROWS][2];
-                multiply<T>(end - begin, x + begin * depth, p.words, p.weight + panel * p.words * WIDTH, p.words, sums);
-                for (int64_t row = begin; row < end; row++) finish(p, sums[row - begin], first + row, panel);
+                for (int64_t row = 0; row < rows; row++)
+                    rms_norm_row(x + row * depth, p.norm, normed.get() + row * depth, depth, p.eps);
+                x = normed.get();
             }
+#pragma omp for schedule(static)  // a thread keeps its panels
+            for (int64_t panel = 0; panel < p.panels; panel++)
+                for (int64_t i = 0; i < tiles; i++) {
+                    const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
+                    const uint32_t* weight = p.weight + panel * p.words * WIDTH;
+                    Lanes sums[MOST_ROWS][2];
+                    multiply<T>(end - begin, x + begin * depth, p.words, weight, p.words, sums);
+                    for (int64_t row = begin; row < end; row++)
+                        if (p.after == LARGEST) keep_largest(seen[first + row], sums[row - begin], panel);
+                        else finish(p, sums[row - begin], first + row, panel);
+                }
+        }
+#pragma omp critical
+        merge(all, seen, static_cast<int64_t*>(p.out));
     }
 }
 extern "C" void product_float32(const Product<float>* p) { product(*p); }
