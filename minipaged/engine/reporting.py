@@ -20,9 +20,10 @@ def make_outputs(requests: SequenceOf[Request], tokenizer: EngineTokenizer | Non
 
 
 def _make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestOutput:
-    entries = [request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]]
-    if any(entries) and tokenizer is not None and request.params.detokenize:
-        for entry in entries:
+    params = request.params
+    asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    if asks_for_logprobs and tokenizer is not None and params.detokenize:
+        for entry in (request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]):
             _name_tokens(entry or (), tokenizer)
     completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
     return RequestOutput(  # by position, as below: by name, making outputs takes a seventh longer
@@ -48,20 +49,26 @@ def _name_tokens(entries: SequenceOf[dict[int, Logprob] | None], tokenizer: Engi
 
 def _whole(sequence: Sequence) -> CompletionOutput:
     output, logprobs = sequence.output, sequence.logprobs
-    logprobs = None if logprobs is None else logprobs.copy()
-    return _completion(sequence, output.text, output.token_ids.copy(), logprobs)
+    return CompletionOutput(
+        sequence.index,
+        output.text,
+        output.token_ids.copy(),
+        sequence.cumulative_logprob,
+        None if logprobs is None else logprobs.copy(),
+        output.finish_reason,
+        output.stop_reason,
+    )
 
 
 def _new_part(sequence: Sequence) -> CompletionOutput:
     output, logprobs, start = sequence.output, sequence.logprobs, sequence.num_reported
     sequence.num_reported = len(output.token_ids)
-    logprobs = None if logprobs is None else logprobs[start:]
-    return _completion(sequence, output.delta(), output.token_ids[start:], logprobs)
-
-
-def _completion(
-    sequence: Sequence, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
-) -> CompletionOutput:
-    output, total = sequence.output, sequence.cumulative_logprob
-    reason, detail = output.finish_reason, output.stop_reason
-    return CompletionOutput(sequence.index, text, token_ids, total, logprobs, reason, detail)
+    return CompletionOutput(
+        sequence.index,
+        output.delta(),
+        output.token_ids[start:],
+        sequence.cumulative_logprob,
+        None if logprobs is None else logprobs[start:],
+        output.finish_reason,
+        output.stop_reason,
+    )

@@ -92,7 +92,12 @@ class OutputState:
 
     def delta(self) -> str:
         """What `text` has gained since the last call."""
-        start, self._num_given = self._num_given, self._settle()
+        start = self._num_given
+        if start == self._length and self.finish_reason is None and not self._stop_strings:
+            piece = self._decode()  # the usual case: all that was there is given, and nothing is held
+            self._num_given = self._length
+            return piece
+        self._num_given = self._settle()
         return self._read(start, self._num_given)
 
     def _settle(self) -> int:
@@ -106,23 +111,27 @@ class OutputState:
         self._text.seek(start)
         return self._text.read(stop - start)
 
-    def _decode(self) -> None:
-        """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show."""
+    def _decode(self) -> str:
+        """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show.
+
+        Returns the text that came with it.
+        """
         if self._detokenizer is None or self._num_fed > len(self.token_ids):
-            return
+            return ""
         last_is_end = self.finish_reason == "stop" and self._cut is None
         stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
+        piece = ""
         if self._num_fed < stop:
-            self._add_text(self._detokenizer.feed(*self.token_ids[self._num_fed : stop]))
+            piece = self._detokenizer.feed(*self.token_ids[self._num_fed : stop])
             self._num_fed = stop
         if self.finish_reason is not None:
-            self._add_text(self._detokenizer.flush())
+            piece += self._detokenizer.flush()
             self._num_fed = len(self.token_ids) + 1  # nothing can come after a flush
-
-    def _add_text(self, piece: str) -> None:
-        self._text.seek(self._length)
-        self._text.write(piece)
-        self._length += len(piece)
+        if piece:
+            self._text.seek(self._length)
+            self._text.write(piece)
+            self._length += len(piece)
+        return piece
 
     def _look_for_stop_string(self) -> None:
         """Of the stop strings in the text the one that ends first, and of those the longest: what reading

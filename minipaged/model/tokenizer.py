@@ -82,9 +82,10 @@ class Tokenizer:
         """The bytes a token stands for: b"" beyond the vocabulary, None if that is not byte-level."""
         if not self._is_byte_level:
             return None
-        if token_id not in self._bytes:
-            self._bytes[token_id] = self._find_bytes(token_id)
-        return self._bytes[token_id]
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._find_bytes(token_id)
+        return found
 
     def _find_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id) or ""
