@@ -242,7 +242,10 @@ def run_for_a_while(block_size, lengths, more):
     with Stopwatch(wait=wait) as watch:
         put_clocks(watch, llm.engine)
         watch.around(model, "compute_logits", "head")
+        if model.largest_logits:  # on a CPU: only where they are largest
+            watch.around(model, "largest_logits", "head")
         watch.around(engine_module, "sample", "sampler")
+        watch.around(llm.engine.runner, "most_likely", "sampler")
         for name, module in model.named_modules():
             if name.endswith(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")):
                 watch.around(module, "forward", "weights")
