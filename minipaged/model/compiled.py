@@ -2,7 +2,7 @@
 
 In torch a norm is eight operations, a rotation seven. Each makes a tensor and costs a microsecond or more
 before it computes anything: for a few rows that is as long as the matrix products of a layer. Where the
-products are ours too, what follows them is done before their sums leave the processor.
+products are ours too, the norm before them and what follows are a part of them.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class CompiledLayer(nn.Module):
         heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)
         self.rotate(heads[:, :num_turned], cos, sin)
         key, value = heads[:, self.num_query_heads : num_turned], heads[:, num_turned:]
+        # All keys of the step before any of its queries reads: requests may share blocks that it fills.
         backend.write_kv(layer, key, value, batch.slot_mapping)
         query = heads[:, : self.num_query_heads]  # [T, query heads, D]
         out = backend.paged_attention(query, layer, batch, scale=self.scale)

@@ -117,6 +117,9 @@ def test_the_largest_of_negative_and_of_equal_sums():
     weight[70] = -0.5
     assert CompiledHead(weight, cpu_kernel.load()).largest(torch.ones(3, 2)).tolist() == [70, 70, 70]
     assert CompiledHead(weight, cpu_kernel.load()).largest(torch.zeros(2, 2)).tolist() == [0, 0]
+    lowest = torch.finfo(torch.float32).min
+    weight = torch.tensor([[lowest, 0.0]]).expand(96, 2).contiguous()
+    assert CompiledHead(weight, cpu_kernel.load()).largest(torch.ones(2, 2)).tolist() == [0, 0]
 
 
 def test_gates_far_from_zero_do_not_become_nan():

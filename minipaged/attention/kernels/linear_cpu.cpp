@@ -1,7 +1,9 @@
-// Products of rows with a weight, out = x . weight^T, with the norm before them and what comes after at hand.
+// Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums while
+// they are in registers.
 // With few rows the time goes into reading the weight: it is laid out once in the order of reading (packing.py), each
 // part is asked for before it is needed, and used for up to 12 rows while it is in the processor.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -69,7 +71,7 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
 template <typename T> static void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
     const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
-    const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -3.4e38f, INT64_MAX});
+    const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -FLT_MAX, 0});
     std::vector<Best> all = nothing;
 #pragma omp parallel
     {
