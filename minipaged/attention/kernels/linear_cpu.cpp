@@ -103,11 +103,11 @@ template <typename T> static void product(const Product<T>& p) {
 }
 extern "C" void product_float32(const Product<float>* p) { product(*p); }
 extern "C" void product_bfloat16(const Product<bfloat16>* p) { product(*p); }
-// For these dtypes it has the instructions; for others the compiler's code is slower than torch's products.
-#if defined __AVX512BF16__
-extern "C" const char* const fast_products = "float32 bfloat16";
-#elif defined __AVX512F__
-extern "C" const char* const fast_products = "float32";
-#else
+// For these dtypes it has the instructions, and threads; without them torch's products are faster.
+#if !defined _OPENMP || !defined __AVX512F__
 extern "C" const char* const fast_products = "";
+#elif defined __AVX512BF16__
+extern "C" const char* const fast_products = "float32 bfloat16";
+#else
+extern "C" const char* const fast_products = "float32";
 #endif
