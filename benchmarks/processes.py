@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".peers"
 MODEL = PEERS / "smollm2-135m"
 PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")  # what vLLM recommends; every engine gets those found
+STOP_SECONDS = 10  # to obey a stop signal in: it takes microseconds, on a busy machine a little longer
 KV_BYTES, MAX_LEN = 1 << 30, 2048  # the same for all: no mix needs more
 
 
@@ -153,7 +155,7 @@ class RunningEngine:
         )
         self._root = psutil.Process(self._child.pid)
         self._wait_for(READY)
-        self._each(psutil.Process.suspend)
+        self._each(stop)
 
     def sample(self, name: str, mix: Mix) -> dict[str, Any]:
         """Serve a mix, again until the machine is quiet meanwhile: what common.result_of says and more.
@@ -180,7 +182,7 @@ class RunningEngine:
             share = foreign_share(first, read_tree(self._root), psutil.cpu_count() or 1)
             return result | {"foreign_share": share, "peak_mib": peak_memory(self._root) // 2**20}
         finally:
-            self._each(psutil.Process.suspend)
+            self._each(stop)
 
     def close(self) -> None:
         """End it; its memory is free afterwards."""
@@ -204,6 +206,19 @@ class RunningEngine:
         self._errors.seek(0)
         status = self._child.wait()
         raise RuntimeError(f"{self.engine.name} ended with {status}: {self._errors.read().strip()[-2000:]}")
+
+
+def stop(process: psutil.Process) -> None:
+    """Suspend it and wait until it is: a signal is sent at once and obeyed a little later.
+
+    Raises TimeoutError if it still runs after `STOP_SECONDS`.
+    """
+    process.suspend()
+    deadline = time.monotonic() + STOP_SECONDS
+    while (status := process.status()) not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {process.pid} is {status}, {STOP_SECONDS} s after the stop signal")
+        time.sleep(0.001)
 
 
 @contextmanager

@@ -167,6 +167,31 @@ def test_an_engine_serves_mix_after_mix_and_is_stopped_in_between(tmp_path: Path
     assert engine._child.returncode is not None
 
 
+class Obeying:
+    """A process that runs on for a while after it was told to stop."""
+
+    pid = 1
+
+    def __init__(self, *states: str) -> None:
+        self.states, self.told = list(states), False
+
+    def suspend(self) -> None:
+        self.told = True
+
+    def status(self) -> str:
+        assert self.told
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+def test_an_engine_counts_as_stopped_only_when_it_is(monkeypatch: pytest.MonkeyPatch):
+    slow = Obeying(psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+    processes.stop(slow)
+    assert slow.states == [psutil.STATUS_STOPPED]
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0)
+    with pytest.raises(TimeoutError, match="process 1 is running, 0 s after"):
+        processes.stop(Obeying(psutil.STATUS_RUNNING))
+
+
 def test_an_engine_that_fails_is_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     broken = stand_in(tmp_path, "sys.exit('no such model')")
     with processes.started([broken], SETTINGS) as running:
