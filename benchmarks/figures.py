@@ -108,7 +108,8 @@ def scaling(result: dict[str, Any]) -> Figure:
 
 def _bend(axes: Axes, x: float) -> None:
     axes.axvline(x, color=INK, linewidth=0.9, linestyle=DASHES, gid="bend")
-    label(axes, x, 0, f"{x:.0f}: as long to multiply\nas to read the weights", offset=(5, 6))
+    words = f"{x:.0f}: as long to multiply\nas to read the weights"
+    label(axes, x, 1, words, xycoords=axes.get_xaxis_transform(), offset=(5, -2), va="top")  # above the points
 
 
 @house_style
