@@ -62,7 +62,8 @@ def curves(result: dict[str, Any]) -> Figure:
         axes.axhline(1, color=INK, linewidth=0.9, linestyle=DASHES)
         axes.plot(x, y, "o-", color=BLUE, markersize=4.5, gid=f"ratio:{name}")
         for point in points:
-            label(axes, point["x"], point["ratio"], f"{point['ratio']:.1f}", offset=(0, 7), ha="center")
+            label(axes, point["x"], point["ratio"], f"{point['ratio']:.1f}", offset=(-5, 7), ha="center")
+        axes.margins(x=0.08)
         axes.set_ylim(0, 1.2 * max([1.0, *y]))
         axes.set_title(title)
         axes.set_xlabel(x_label)
@@ -109,7 +110,8 @@ def scaling(result: dict[str, Any]) -> Figure:
 def _bend(axes: Axes, x: float) -> None:
     axes.axvline(x, color=INK, linewidth=0.9, linestyle=DASHES, gid="bend")
     words = f"{x:.0f}: as long to multiply\nas to read the weights"
-    label(axes, x, 1, words, xycoords=axes.get_xaxis_transform(), offset=(5, -2), va="top")  # above the points
+    above_the_points = axes.get_xaxis_transform()
+    label(axes, x, 1, words, xycoords=above_the_points, offset=(5, -2), va="top")
 
 
 @house_style
@@ -122,11 +124,12 @@ def prefix_sharing(result: dict[str, Any]) -> Figure:
         "cold": (INK, "on, cache empty"),
         "warm": (BLUE, "on, prompt known"),
     }
+    up = {"cold": 6, "warm": -4}  # the two lines run close to each other
     last = 0
     for name, (color, words) in styles.items():
         ttft: Sequence[float] = result["runs"][name]["ttft"]
         axes.plot(range(1, len(ttft) + 1), ttft, color=color, gid=f"ttft:{name}")
-        label(axes, len(ttft), ttft[-1], words, color=color, offset=(6, 0), va="center")
+        label(axes, len(ttft), ttft[-1], words, color=color, offset=(6, up.get(name, 0)), va="center")
         last = max(last, len(ttft))
     axes.set_xlim(1, last)
     axes.set_ylim(bottom=0)
