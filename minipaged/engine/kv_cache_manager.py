@@ -128,9 +128,13 @@ class KVCacheManager:
             request.status = Status.FINISHED
 
     def _hand_over(self, sequence: Sequence, heir: Sequence) -> None:
-        """Before the fork, the prompt computed so far passes to the next sequence."""
+        """Before the fork, the prompt computed so far passes to the next sequence.
+
+        Not the hashes behind it: one that was preempted may have named blocks of its own output.
+        """
         heir.table, sequence.table = sequence.table, heir.table
-        heir.num_computed, heir.hashes = sequence.num_computed, sequence.hashes
+        heir.num_computed = sequence.num_computed
+        heir.hashes = sequence.hashes[: heir.num_computed // self.block_size]
         heir.request.active = [heir]
 
     def _release_rows(self, request: Request) -> None:

@@ -115,6 +115,24 @@ def test_a_request_that_was_preempted_finds_its_own_blocks() -> None:
     assert output.num_cached_tokens == 0  # of the prompt, when it first ran
 
 
+def test_an_heir_offers_its_blocks_under_its_own_names() -> None:
+    """Two samples are preempted, and the one that computes their prompt again is aborted: the other takes the
+    prompt over, not the names of the blocks that the first one's output filled."""
+    engine = warm_engine()
+    engine.add_request("x", [5, 6, 7, 8, 9], SamplingParams(n=2, seed=3, max_tokens=24, ignore_eos=True))
+    for _ in range(10):
+        step(engine)
+    first, heir = engine.requests["x"].sequences
+    assert first.tokens[:16] != heir.tokens[:16]
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    engine.abort_request("x", 0)
+    run(engine)
+    assert hits(engine, first.tokens) == 4  # what both begin with
+    assert hits(engine, heir.tokens) == 28
+    prompt = first.tokens[:13]
+    assert ask(engine, "y", prompt) == (alone(prompt, FOUR)[0], 4)
+
+
 def test_a_salt_keeps_requests_apart() -> None:
     engine = warm_engine()
     prompt = list(range(1, 10))
