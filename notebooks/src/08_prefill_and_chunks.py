@@ -193,7 +193,7 @@ assert answer.flatten().tolist() == [2.5, 3.0]
 # %%
 for length in (1, 2, 5, 17):
     q, k, v = torch.randn(3, 1, 1, length, 8, generator=torch.Generator().manual_seed(length))
-    whole = torch.ones(length, length, dtype=torch.bool).tril(length - length)
+    whole = torch.ones(length, length, dtype=torch.bool).tril(0)  # k - q = 0
     wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=whole)
     assert torch.allclose(
         F.scaled_dot_product_attention(q, k, v, is_causal=True), wanted, atol=1e-6
@@ -232,9 +232,9 @@ for logits, stored in results.values():
 print("the next token, three times:", repr(tokenizer.decode([int(whole_logits.argmax())])))
 
 # %% [markdown]
-# The same logits and the same keys and values, up to rounding: other shapes add the same numbers in another order. And this is
-# no new trick. Decode *is* the chunk of one, and what is behind a hit in a prefix cache (lesson 10) is a last chunk whose
-# first chunks somebody else has computed.
+# The same logits and the same keys and values, up to rounding: other shapes add the same numbers in another order.
+# And this is no new trick. Decode *is* a chunk of one token. And a prompt whose beginning is found in a prefix cache
+# (lesson 10) has only its last chunk left to compute: somebody else has computed the others.
 #
 # Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there. After the first
 # four tokens the model has an opinion too:
@@ -301,7 +301,7 @@ output, launch = by_kernel(query, layer, mixed_step)
 assert torch.allclose(output, expected, atol=1e-5) and not output.isnan().any()
 
 # %% [markdown]
-# Right for all five. And each of them for itself gives the same as in the mixed step:
+# Right for all five. And each of them alone gives the same as in the mixed step:
 
 # %%
 for blocks, n, context, rows, ours in zip(
@@ -390,7 +390,7 @@ traces = {
 }
 whole, chunked = traces.values()
 rows = [(f"{i}", *whole[i], *chunked[i]) for i in range(4, 16)]
-table(["step", "whole: prompt", "decodes", "chunks: prompt", "decodes"], rows)
+table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: decodes"], rows)
 
 # %%
 with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
@@ -408,8 +408,8 @@ assert answers == chunked_answers and len(answers) == CHATS + 1
 # Decodes come first: eight of the 64 tokens. The prompt gets the other 56. Nobody misses a step, no step is long, and every answer is
 # the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
 #
-# What do the eight notice? A step of 408 tokens takes as long as it takes, and all of them stand still meanwhile. SmolLM2 on this
-# machine, with a prompt of 256 tokens. (Times differ, so this output is not compared when the lesson is tested.)
+# What do the eight notice? While a step of 408 tokens is computed, all of them stand still. SmolLM2 on this machine,
+# with a prompt of 256 tokens. (Times differ, so this output is not compared when the lesson is tested.)
 
 # %% tags=["nbval-ignore-output"]
 real_chats = [tokenizer.encode(text) for text in texts * 3][:CHATS]
@@ -424,7 +424,8 @@ table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 
 # %% [markdown]
 # The second column is the other side: the pause is shorter, and the newcomer waits longer for a first token
-# ([TTFT](../docs/glossary.md#ttft)), because its steps carry others along. The budget chooses between the two.
+# ([TTFT](../docs/glossary.md#ttft)), because it takes more steps, and each carries the others along. The budget
+# chooses between the two.
 #
 # ## The picture
 #
@@ -497,9 +498,9 @@ say(f"""
 assert math.floor(ridge) - 32 == 263
 
 # %% [markdown]
-# Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a budget much smaller wastes
-# arithmetic, and a much larger one makes pauses. (By these two numbers of a card; lesson 07
-# measures those of the machine it runs on.)
+# Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a budget much smaller
+# wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; lesson 07 measures those
+# of your machine.)
 #
 # **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer; only the
 # number of queries changes.
@@ -540,9 +541,10 @@ table(["chunk", "steps", "each key is read, times", "GB of K and V", "GB of weig
 assert rows[2][2] == (8 + 1) / 2 and rows[-1][2] == (CONTEXT + 1) / 2
 
 # %% [markdown]
-# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, and is little beside the last column: what chunks
-# cost is a reading of all weights for each of them. In a busy server most of it costs nothing, because the decodes would have
-# read the weights in those steps anyway. That is why chunks and decodes share their steps, and why chunks are not tiny.
+# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, and is little beside the last column:
+# what a chunk really costs is one more reading of all weights. In a busy server most of it costs nothing, because the
+# decodes would have read the weights in those steps anyway. That is why chunks and decodes share their steps, and why
+# chunks are not tiny.
 #
 # ## The code as it stands
 #
@@ -641,7 +643,7 @@ my_row = None  # your guess: a row number, counted from 0
 # prompt.
 
 # %%
-compare(my_row, int(rows_to_sample([5, 0, 3])[1]), "for its row")
+compare(my_row, int(rows_to_sample([5, 0, 3])[1]), "as the row, the last of its neighbour")
 waits = tokenizer.encode("She plays the old")
 storage = KVStorage(real_spec, 24, BLOCK_SIZE)
 run(storage, [(places[1], waits, len(waits))])  # it has keys and values from an earlier step
@@ -730,10 +732,13 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 # - Whole prompts, chunks, what is behind a prefix hit and decodes are one case, with one kernel.
 # - Chunks bound the longest step, so nobody stands still for somebody else's prompt. The price is some reading and a later first
 #   token for that prompt.
-# - Only the row of a prompt's last token is sampled, and who gets nothing is not in the step.
+# - Only the row of a prompt's last token is sampled, and a sequence that gets nothing is not in the step.
 #
-# **Next:** lesson 09, copy-on-write: many answers to one question for the price of one prompt. To go back:
-# [07 · A fast decode kernel](07_fast_decode.ipynb).
+# **Write it yourself:** [exercise 08](../exercises/08_causal_chunks/08_causal_chunks.ipynb), the corner of the mask,
+# and a prompt in pieces.
+#
+# **Next:** [09 · Copy-on-write](09_copy_on_write.ipynb): many answers to one question, for the price of one prompt.
+# To go back: [07 · A fast decode kernel](07_fast_decode.ipynb).
 #
 # ### Sources
 #
