@@ -59,9 +59,8 @@ QUESTIONS = [
 
 # %%
 device, _ = pick_device()
-loaded = load_model(
-    "smollm2-135m", dtype=torch.float32, device=device
-)  # float32: tokens are compared
+# float32, because tokens are compared
+loaded = load_model("smollm2-135m", dtype=torch.float32, device=device)
 
 
 def prompt_of(question):
@@ -127,8 +126,8 @@ sharing = LLM(loaded, **settings)
 served = {"without": serve_six(without), "sharing": serve_six(sharing)}
 
 # %% [markdown]
-# What must come out can be worked out before. The first request computes its whole prompt. Each of the others finds the whole blocks of
-# the common beginning, and computes the rest.
+# The result can be worked out in advance. The first request computes its whole prompt. Each of the others finds the
+# whole blocks of the common beginning, and computes the rest.
 
 # %%
 shared_blocks = common // 16
@@ -343,7 +342,7 @@ assert tables["D B + 1 token"].blocks[1] not in tables["A B + 3 tokens"].blocks
 # The shared blocks, blue, have a [reference count](../docs/glossary.md#reference-count) of three: they are free when the last of the three
 # has ended. Nobody ever writes into them, because they are full. So unlike in lesson 09 nothing is copied.
 #
-# Look at the two blocks with the tokens of B. They hold the same four tokens, and have different names. Why?
+# Look at blocks 1 and 8. Both hold the four tokens of B, and they have different names. Why?
 #
 # ## Why
 #
@@ -432,8 +431,8 @@ assert [row[3] for row in rows] == [4, 8, 8, 12]
 assert llm.engine.abort_request("slow")
 
 # %% [markdown]
-# In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step 4 the
-# *answer* fills a block, and that is offered too. A chat lives from this.
+# In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step
+# 4 the *answer* fills a block, and that is offered too. A chat lives on this.
 #
 # Offered to later steps, that is, and *after* the step that fills it. What is in flight is known to the step that is being planned, and
 # to nobody else: if a step fails, no name stands for keys that were never written.
@@ -553,10 +552,8 @@ assert stats.hits == computed["without"] - computed["sharing"] and 0.6 < stats.h
 # The sentences' lengths are not given there, but they can be estimated: four more examples cost 261 tokens.
 
 # %%
-PAPER, BUDGET = (
-    {80: 1.67, 341: 3.58},
-    14_648,
-)  # their factors; slots of a 40 GB card, as in lesson 03
+PAPER = {80: 1.67, 341: 3.58}  # tokens of the prefix: factor of throughput
+BUDGET = 14_648  # slots of a 40 GB card, as in lesson 03
 example = (341 - 80) / 4
 rng = np.random.default_rng(10)
 own = np.stack([rng.poisson(30, 3000) + 1, rng.poisson(35, 3000) + 1], axis=1)
@@ -581,10 +578,8 @@ for length in PAPER:
 # storing the prefix and computing it, **not reading it**: each request's attention still reads all its keys.
 
 # %%
-WEIGHTS, KEY_BYTES = (
-    13e9,
-    40 * 2 * 5120 * 2,
-)  # LLaMA-13B in 16 bits; bytes of keys and values per token
+# LLaMA-13B in 16 bits: weights, and bytes of keys and values per token
+WEIGHTS, KEY_BYTES = 13e9, 40 * 2 * 5120 * 2
 BYTES_PER_S, OPERATIONS_PER_S = 1.555e12, 312e12  # an A100 with 40 GB
 
 
@@ -687,9 +682,8 @@ show_source(KVCacheManager.publish)
 rng = np.random.default_rng(1)
 pool, text_of, running, hit_tokens = BlockPool(12), {}, deque(), 0
 for _ in range(2000):
-    tokens = rng.integers(
-        0, 2, rng.integers(4, 14)
-    ).tolist()  # two kinds of tokens: many texts agree
+    # only two kinds of tokens, so that many texts begin alike
+    tokens = rng.integers(0, 2, rng.integers(4, 14)).tolist()
     if len(running) == 2:
         running.popleft().free()
     hits = pool.lookup(hash_blocks(tokens, 2)[: usable_hits(len(tokens), 2)])
@@ -835,8 +829,11 @@ show_source(BlockPool._check_index)
 # - Saved: prompt tokens, time to first token, memory. Not saved: reading.
 # - A block that is reused loses its name. Comparing tokens is not enough.
 #
-# **Next:** lesson 11, the scheduler: who runs, who waits, and who gives way when the blocks run out. To go back:
-# [04 · Blocks and block tables](04_block_tables.ipynb).
+# **Write it yourself:** [exercise 10](../exercises/10_prefix_cache/10_prefix_cache.ipynb), names that contain the
+# past, and a cache with eviction.
+#
+# **Next:** [11 · The scheduler](11_scheduler.ipynb): who runs, who waits, and who gives way when the blocks run out.
+# To go back: [04 · Blocks and block tables](04_block_tables.ipynb).
 #
 # ### Sources
 #
