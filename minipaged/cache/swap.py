@@ -74,7 +74,11 @@ def _move(
     new_blocks = new_pool.allocate(len(old_blocks))
     if new_blocks is None:
         return False
-    storage.copy_to(new_storage, [BlockCopy(*pair) for pair in zip(old_blocks, new_blocks, strict=True)])
+    try:
+        storage.copy_to(new_storage, [BlockCopy(*pair) for pair in zip(old_blocks, new_blocks, strict=True)])
+    except BaseException:  # it takes memory of its own, which may be short: the tables stay where they are
+        new_pool.free(new_blocks[::-1])
+        raise
     moved = dict(zip(old_blocks, new_blocks, strict=True))
     unclaimed = set(new_blocks)  # `allocate` gave each one reference: its first table takes that one
     for table in tables:

@@ -114,6 +114,25 @@ def test_a_shortage_on_either_side_changes_nothing():
     assert state(space, big, small) == before
 
 
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_copy_that_fails_changes_nothing(monkeypatch, way):
+    """A copy needs memory of its own: where that is short, no block of the other side may be lost."""
+    space = space_of()
+    table = BlockTable(space.device_pool, 4)
+    table.append(9)
+    if way == "in":
+        space.swap_out([table])
+    before = state(space, table)
+
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(KVStorage, "copy_to", fails)
+    with pytest.raises(MemoryError):
+        space.swap_out([table]) if way == "out" else space.swap_in([table])
+    assert state(space, table) == before
+
+
 def test_published_blocks_stay_in_the_device_cache():
     space = space_of()
     names = hash_blocks(range(9), 4)
