@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Why keep K and V
 #
-# A language model writes one token, appends it to the text, reads the text again, writes the next. Reading the text again
-# means computing again what was computed a moment ago. Or does it?
+# A language model writes one token, appends it to the text, reads the text again, writes the next. Must it compute
+# again what it computed a moment ago?
 #
 # **You will be able to** say which parts of a step can be kept, show that keeping them changes nothing in the answer,
 # and count what it saves: in arithmetic, and on the clock.
@@ -24,13 +24,13 @@ from minipaged.course.widgets import Stepper
 # %% [markdown]
 # ## The question
 #
-# A text of 512 tokens is written; the model is to add the next one. It can
+# A text has 512 tokens; the model is to add the next one. It can
 #
-# - **read everything again**: run all 513 tokens through all layers, and look at the last one; or
-# - **keep** something of the first 512, and run only the new token.
+# - **read everything again**: run all 512 tokens through all layers, and look at what comes out for the last; or
+# - **keep** something of the first 511, and run only the last token.
 #
-# What could be kept? In each layer, [attention](../docs/glossary.md#paged-attention) turns each token into a *query*, a
-# [key and a value](../docs/glossary.md#key-value). The query of the new token is compared with all keys; the values are
+# What could be kept? In each layer, attention turns each token into a [query](../docs/glossary.md#query), a
+# [key and a value](../docs/glossary.md#key-value). The query of the last token is compared with all keys; the values are
 # averaged with the weights that this gives. Earlier tokens take part with their key and value only. Their queries are
 # never needed again.
 #
@@ -39,8 +39,8 @@ from minipaged.course.widgets import Stepper
 # %% [markdown]
 # ## Your prediction
 #
-# How many times more arithmetic does the next token cost when everything is read again, for a text of 512 tokens? And how
-# many times more for *writing* a text of 256 tokens from an empty page, all steps together?
+# How many times as much arithmetic does the next token cost when everything is read again, for a text of 512 tokens? And
+# how many times as much does *writing* a text of 256 tokens cost, starting from one token, all steps together?
 
 # %%
 my_times_more_at_512 = None  # your guess
@@ -51,8 +51,9 @@ my_times_more_for_256 = None  # your guess
 #
 # ### First: is the answer the same?
 #
-# The model, in 32 bits so that nothing is lost to rounding; a cache for up to 512 tokens; and one function that feeds some
-# tokens of a text to the model. `start` says how many of them are in the cache already.
+# The model, in 32 bits so that rounding stays small; a cache with room for 512 tokens and a few more; and one function that
+# feeds some tokens of a text to the model. `start` says how many of them are in the cache already. (The cache consists of
+# blocks of 16 tokens. Here they simply follow one another; lesson 04 says what they are for.)
 
 # %%
 device, _ = pick_device()
@@ -103,14 +104,15 @@ print(tokenizer.decode(kept))
 print(f"largest difference of any logit in {len(logits_kept)} steps: {largest:.1e}")
 
 # %% [markdown]
-# The same tokens. The logits differ by the rounding of the last digits, because a matrix product of one row adds up in
-# another order than one of twenty rows. Nothing else.
+# The same tokens. The logits differ only in their last digits: a matrix product with one row adds in another order than one
+# with many, and rounds differently.
 
 # %% [markdown]
 # ### Second: how much arithmetic?
 #
-# Count it where it happens. Nearly all arithmetic of a model is in its matrix products, the `Linear` layers: for each row,
-# two operations (multiply, add) for each weight. A hook on each layer counts the rows that come by.
+# Count it where it happens. Most of a model's arithmetic is in the matrix products of its `Linear` layers: for each token,
+# two operations (multiply, add) for each weight. A hook on each layer counts them. (Comparing queries with keys is left out;
+# question 5 at the end comes back to it.)
 
 # %%
 from minipaged.model.llama import Linear
@@ -135,7 +137,8 @@ def flops_of(tokens, start):
 
 
 # %% [markdown]
-# How many should it be? Two for each weight of a layer and each token, and two for each weight of the output layer once.
+# How many should there be? Two for each weight of a layer and each token, and two for each weight of the output layer, once.
+# A GFLOP is a billion of these operations.
 
 # %%
 head = 2 * config.vocab_size * config.hidden_size
@@ -159,8 +162,8 @@ for hook in hooks:
     hook.remove()
 
 # %% [markdown]
-# Growing against flat. In the layers, reading everything again costs as many times more as there are tokens; the output
-# layer is paid once either way, and pulls the ratio down.
+# One column grows, the other is flat. In the layers, reading everything again costs as many times as much as there are tokens.
+# The output layer is paid once either way, which pulls the ratio down.
 
 
 # %%
@@ -170,8 +173,8 @@ def cost(n, keep):
 
 at_512 = counted[512][0] / counted[512][1]
 for_256 = sum(cost(n, False) for n in range(1, 257)) / sum(cost(n, True) for n in range(1, 257))
-compare(my_times_more_at_512, round(at_512), "times more for the next token of 512")
-compare(my_times_more_for_256, round(for_256), "times more for a text of 256")
+compare(my_times_more_at_512, round(at_512), "times as much for the next token of 512")
+compare(my_times_more_for_256, round(for_256), "times as much for a text of 256")
 
 # %%
 assert (counted[512][0] - head) / (counted[512][1] - head) == 512
@@ -180,7 +183,8 @@ assert 300 < at_512 < 512 and 256 / 4 < for_256 < 256 / 2
 # %% [markdown]
 # ### Third: on the clock
 #
-# Arithmetic is not time. So measure the time too; the best of a few tries, as other programs disturb.
+# Arithmetic is not time, so measure the time too. For the steps with a cache it is the best of three tries, as other
+# programs disturb.
 
 
 # %%
@@ -206,7 +210,7 @@ table(
 # ## The picture
 #
 # What does each step compute? Rows are steps, columns are tokens: a prompt of four tokens, then eight more. (The positions
-# are those that the engine's batches really carried.)
+# are read from real batches.)
 
 
 # %%
@@ -259,7 +263,7 @@ show(
 # ## Why
 #
 # **Why may we keep them?** Because of the [causal mask](../docs/glossary.md#causal-mask): a token sees itself and what
-# comes *before* it. Whatever is written later cannot change its key and value, in any layer. So change a late token and
+# comes *before* it. Whatever is written later cannot change its key and value, in any layer. To see it, change one token and
 # look at the cache.
 
 
@@ -288,12 +292,12 @@ for position, other in ((8, late), (2, early)):
     assert moved == list(range(position, 12))
 
 # %% [markdown]
-# Only the token itself and those after it. The past is finished; that is what makes it worth keeping. (It also says when
-# two *different* requests may share: while their tokens are equal from the very first on. That is lesson 10.)
+# Only the token itself and those after it. The past is finished; that is what makes it worth keeping. (It also says what
+# two *different* requests can share: the keys and values of a beginning that is the same, token for token. That is lesson 10.)
 #
 # **Why is the flat line not at zero?** The new token still goes through every weight of the model once. On the clock, that
-# is mostly the time to *read* the weights from memory. A step with one token has hardly anything to do with them; a step
-# with many tokens uses each weight many times. Hence two phases with different limits:
+# is mostly the time to *read* the weights from memory. A step with one token uses each weight once; a step with
+# many tokens reads it once and uses it many times. Hence two phases with different limits:
 #
 # | | tokens per step | limited by |
 # |:--|:--|:--|
@@ -307,8 +311,7 @@ alone, all_at_once = timed[1][1], timed[64][0] / 64
 say(f"One token alone: {1000 * alone:.1f} ms. One of 64 together: {1000 * all_at_once:.2f} ms.")
 
 # %% [markdown]
-# **What does it cost?** Memory. The arithmetic was growing, now the cache is. How fast is the subject of lesson 02; that it
-# grows is plain:
+# **What does it cost?** Memory. Before, the arithmetic grew; now the cache does. How fast is the subject of lesson 02.
 
 # %%
 for n in (64, 512):
@@ -327,7 +330,9 @@ from minipaged.model.llama import Attention
 show_source(Attention.forward)
 
 # %% [markdown]
-# *Write before read*: the new token attends to itself too, and finds its own key in the cache like any other.
+# *Write before read*: the new token attends to itself too, and finds its own key in the cache like any other. And `rotate`
+# turns each query and key by an angle that depends on the token's position (*rotary embedding*): this is how attention knows
+# the order of the tokens.
 
 # %% [markdown]
 # ## What must hold
@@ -391,9 +396,8 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# Positions. Their step counts from 0 in every step, so each new token believes it is the first of the text, and rotary
-# embedding turns its query and key accordingly. In the first step the count happens to be right, which is why the first
-# token is, too. The same mistake has been found where a cached prefix is skipped and the rest of the prompt is numbered
+# Positions. They are counted from 0 in every step, so each new token is taken for the first of the text, and its query and key
+# are turned by the wrong angle. In the first step the count happens to be right, which is why the first token is right, too. The same mistake has been found where a cached prefix is skipped and the rest of the prompt is numbered
 # from 0 again (MinivLLM, pull request 98, and others). A test of "does it return tokens" cannot see it; a comparison of
 # logits does at once.
 # </details>
@@ -416,10 +420,10 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 # No. Each new token changes the keys and values of all the others, in every layer but the first.
 # </details>
 #
-# <details><summary>4. The arithmetic was saved a hundredfold, the time much less. Why?</summary>
+# <details><summary>4. The arithmetic shrank hundreds of times, the time much less. Why?</summary>
 #
-# A step with one token is not limited by arithmetic. It has to read all weights from memory either way, and that is the
-# larger part of it.
+# A step with one token is not limited by arithmetic. It still has to read all the weights from memory, and that takes most of
+# its time.
 # </details>
 #
 # <details><summary>5. Does the cost of a cached step really not grow at all?</summary>
@@ -432,9 +436,11 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 # ## Summary
 #
 # - Keys and values of past tokens never change, because no token sees what comes after it.
-# - Keeping them gives the same logits, and makes the cost of a token flat instead of growing.
+# - Keeping them gives the same logits, up to rounding, and makes the cost of a token nearly flat instead of growing.
 # - What is left is the reading of the weights, which many requests can share.
 # - The price is memory that grows with every token.
+#
+# **Write it yourself:** [exercise 01](../exercises/01_kv_cache/01_kv_cache.ipynb), attention with a cache.
 #
 # **Next:** [02 · How the cache grows](02_kv_growth.ipynb), to the byte.
 #
