@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · How the cache grows
 #
-# Lesson 01 kept the keys and values of past tokens, because they never change. Time per token stopped growing.
-# Memory started to. This lesson says by how much, exactly, and what that means for a server.
+# Lesson 01 kept the keys and values of past tokens, because they never change. The time per token stopped growing;
+# the memory began to. This lesson says by how much, exactly, and what that means for a server.
 #
 # **You will be able to** predict the KV memory of any model from four numbers, say how many conversations a card
 # holds before you rent it, and see an engine run out of memory without falling over.
@@ -22,13 +22,13 @@ from minipaged.course.lesson import compare, number, pick_device, say, show_sour
 # %% [markdown]
 # ## The question
 #
-# You chat with a model. Each [token](../docs/glossary.md#token), a word or a piece of one, that you type or it
-# answers leaves a [key and a value](../docs/glossary.md#key-value) behind in every layer: its share of the
-# [KV cache](../docs/glossary.md#kv-cache). They stay until the chat ends.
+# You chat with a model. Each [token](../docs/glossary.md#token) that you type or it writes, a word or a piece of one,
+# leaves a [key and a value](../docs/glossary.md#key-value) behind in every layer: its share of the
+# [KV cache](../docs/glossary.md#kv-cache). They are needed until the chat ends.
 #
 # **How many bytes does one token leave behind?** And so: how many chats does a card hold?
 #
-# The model is SmolLM2-135M, small enough for any laptop. Its keys and values are stored in 16 bits.
+# The model is SmolLM2-135M, small enough for any laptop. Its keys and values are stored with 16 bits a number.
 
 # %% [markdown]
 # ## Your prediction
@@ -95,8 +95,8 @@ def bytes_written():
 assert bytes_written() == 0
 
 # %% [markdown]
-# The model reads any tokens; which ones does not matter for the count. `AttentionBatch` tells it where each token's
-# key and value go. What is in it is the subject of lesson 05; here all blocks simply follow one another.
+# Which tokens the model reads does not matter for the count. `AttentionBatch` tells it where each token's key and value
+# go. What is in it is the subject of lesson 05; here all blocks simply follow one another.
 
 # %%
 backend = get_backend("auto", device)
@@ -155,7 +155,8 @@ show(
 # and changes none of the others. There is no setup cost (the line starts at zero) and no discount for length.
 #
 # **What is not in the formula?** The number of *query* heads: queries are used once, in the step that makes them, and
-# thrown away. The size of the vocabulary, the width of the hidden layers: weights, which all chats share.
+# thrown away. The size of the vocabulary and the width of the hidden layers: they make weights larger, and all chats
+# share the weights.
 #
 # **What is in it, then?** Only what is stored per token. Three of the factors are choices somebody made:
 # the number format, the number of KV heads, and the number of layers. Change the format first.
@@ -169,14 +170,14 @@ assert KVSpec.from_model(config, torch.int8).bytes_per_token == predicted // 2 +
 
 # %% [markdown]
 # Half the bits, half the memory; but look at `int8`: a little more than half of `bfloat16`. Eight bits reach only
-# from −128 to 127, so each head of each token keeps a *scale* beside its numbers, and the scale is memory too.
-# An account that leaves it out is wrong. (Lesson 13 asks what the smaller formats cost in accuracy.)
+# from −128 to 127, so each vector keeps a *scale*, the number that its integers are multiplied by, and the scale is
+# memory too. An account that leaves it out is wrong. (Lesson 13 asks what the smaller formats cost in accuracy.)
 
 # %% [markdown]
 # ### Heads: MHA, GQA, MQA
 #
-# The model has more query heads than KV heads: several queries share one key and value. That was the choice of
-# whoever designed it, and the cache is why.
+# The model has more query heads than KV heads: several queries share one key and value. Its designers chose that, and
+# the cache is the reason.
 #
 # | | KV heads | |
 # |:--|:--|:--|
@@ -246,8 +247,8 @@ compare(my_conversations_gqa, fits["GQA"], "conversations with GQA")
 
 # %% [markdown]
 # Eight times fewer KV heads, a little more than eight times as many conversations (the remainder of the division
-# counts too). This is why large models moved away from MHA. And still: one of the largest cards there is, and
-# only a few dozen people can talk to it at once, *if* not one byte is wasted. Lesson 03 measures how many were.
+# counts too). This is why large models moved away from MHA. And still: a large card, and
+# only a few dozen people can talk to it at once, *if* not one byte is wasted. Lesson 03 measures how many are.
 
 # %% [markdown]
 # Try it: move the sliders. How many conversations fit, and what is in the way?
@@ -334,7 +335,7 @@ for question in (
     print(f"you    {question}\nmodel  {reply.outputs[0].text.strip()}\n")
 
 # %% [markdown]
-# How many tokens stand in the cache at the end of each turn? The prompt and all of the answer, one would think.
+# How many tokens are in the cache at the end of each turn? The prompt and all of the answer, one would think.
 
 # %%
 for output, last_step in turns:
@@ -353,12 +354,14 @@ show(
 )
 
 # %% [markdown]
-# Each question makes a jump (the whole prompt in one step: [prefill](../docs/glossary.md#prefill)). Each answer is a
-# slope, one token a step ([decode](../docs/glossary.md#decode)). Nothing ever goes down: a chat only grows.
+# Each turn begins with a jump: the engine keeps nothing between turns here, so it reads the whole chat again in one step
+# ([prefill](../docs/glossary.md#prefill)). Each answer is a slope, one token a step
+# ([decode](../docs/glossary.md#decode)). The grey is the empty end of the last block, as memory is handed out in blocks of
+# 16 tokens. From turn to turn nothing ever goes down: a chat only grows.
 #
 # ## Out of memory, on purpose
 #
-# So keep talking. What happens when the budget is used up: a crash, a wrong answer, a word?
+# So keep talking. What happens when the budget is used up: a crash, a wrong answer, a plain "no"?
 
 # %% tags=["nbval-ignore-output"]
 refusal = None
@@ -382,12 +385,11 @@ assert "needs" in str(refusal) and str(num_blocks) in str(refusal)
 [short] = llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
 assert short.finished and len(short.outputs[0].token_ids) == 5
 
-
 most = max(record.reserved_bytes for record in llm.trace)
 assert most <= BUDGET == llm.engine.storage.nbytes + BUDGET % spec.bytes_per_block(BLOCK_SIZE)
 
 # %% [markdown]
-# It cannot: the cache is allocated once, when the engine starts, and never again. Compare a server that lets each
+# It cannot hold more: the cache is allocated once, when the engine starts, and never again. Compare a server that lets each
 # chat's tensors grow as they like. It finds out that memory is short in the middle of a step, inside a matrix product,
 # with everybody's half-finished work in hand.
 #
@@ -410,8 +412,8 @@ show_source(MemoryPlan.kv_bytes, MemoryPlan.num_blocks, MemoryPlan.requests)
 # | what cannot fit is refused before anything is changed | one long chat takes the others with it |
 # | a byte count asks the *model* for its head size | see below |
 #
-# Why *equals*, and not "about"? In another course a formula for KV memory was four times too high. Its test only asked
-# whether the result lay in a range, and the range was wide enough. A number that can be exact should be tested exactly.
+# Why *equals*, and not "about"? In another course a formula for KV memory was off by a factor of four. Its test only asked
+# whether the result lay in a range, and the range was wide enough (TrenTorch, pull request 192). A number that can be exact should be tested exactly.
 
 # %%
 for dtype in (torch.float32, half, torch.int8, torch.float8_e4m3fn):
@@ -457,8 +459,8 @@ say(f"Planned: {planned} bytes a token. Written: **{really}**.")
 # <details><summary><b>The cause</b></summary>
 #
 # The planner *derives* the head size from `hidden_size / num_query_heads`. For many models that is right, and for
-# some it is not: they state a head size of their own. Half the true size means half the memory, and the second half of
-# every token is written where something else lives. This happened: vLLM sized its cache that way until models with
+# some it is not: they state a head size of their own. Here the true size is twice the derived one, so only half as many
+# conversations fit as the plan says. This happened: vLLM sized its cache that way until models with
 # an explicit `head_dim` came along (vLLM pull request 2622). In `minipaged` the head size is a field that is read,
 # never computed.
 # </details>
@@ -505,10 +507,12 @@ say(f"Planned: {planned} bytes a token. Written: **{really}**.")
 #   the measurement agree to the byte.
 # - Memory grows in a straight line with length, and never shrinks during a chat.
 # - KV heads decide how many conversations fit. That is what grouped-query attention is for.
-# - An engine with a fixed budget answers "no" with two numbers. One without dies.
+# - An engine with a fixed budget answers "no" with two numbers. One without a budget dies.
+#
+# **Write it yourself:** [exercise 02](../exercises/02_kv_bytes/02_kv_bytes.ipynb), bytes of the cache, and what fits.
 #
 # **Next:** [03 · What contiguous preallocation wastes](03_contiguous_waste.ipynb). Each of these conversations has to lie
-# somewhere. Where, and how much room do you keep for words that were not said yet?
+# somewhere. Where, and how much room do you keep for words that have not been said yet?
 #
 # ### Sources
 #
