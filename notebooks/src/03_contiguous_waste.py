@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 03 · What contiguous preallocation wastes
 #
-# Lesson 02 counted what tokens take. This one counts what they do *not* take, and nobody else gets: memory that a server
-# sets aside for words that are never said. Before 2023, that was most of it.
+# Lesson 02 counted what tokens take. This one counts the memory that holds no token and that nobody else can have either:
+# a server has set it aside, often for words that are never said. Before 2023, that was most of it.
 #
-# **You will be able to** name the kinds of waste, measure each of them on real traffic, and say what it would cost to clean
-# up instead of building differently.
+# **You will be able to** name the kinds of waste, measure each of them on real traffic, and say what cleaning up would cost,
+# and why it is not enough.
 #
 # About 45 minutes. No model is needed here, only lengths; runs in seconds.
 
@@ -30,9 +30,9 @@ from minipaged.course.workloads import azure_lengths, lognormal_lengths
 # %% [markdown]
 # ## The question
 #
-# The plain way to keep keys and values is one tensor per request, and a tensor is contiguous. It has to be made when the
-# request starts; how long the answer will be is known when it ends. So the server makes a
-# [reservation](../docs/glossary.md#reservation), by one of three rules:
+# The plain way to keep keys and values is one tensor per request, and a tensor is contiguous: one *strip* of memory, a slot
+# for each token. It has to be made when the request starts, but how long the answer will be is known only when it ends. So
+# the server makes a [reservation](../docs/glossary.md#reservation), by one of three rules:
 #
 # - **maximum**: as long as any request may become;
 # - **power of two**: room for the output, rounded up to a power of two, as if its length could be guessed that well;
@@ -43,9 +43,9 @@ from minipaged.course.workloads import azure_lengths, lognormal_lengths
 # %% [markdown]
 # ### The server
 #
-# Let it be the one of the PagedAttention paper: a model of 13 billion parameters (OPT-13B) on a card of 40 GB, which
-# leaves 12 GB for keys and values. Requests have at most 2048 tokens. Their lengths are drawn like those of real chats
-# (ShareGPT): the mean prompt and mean answer of the paper, and very uneven.
+# Let it be that of the PagedAttention paper: a model of 13 billion parameters (OPT-13B) on a card of 40 GB, which
+# leaves 12 GB for keys and values. Requests have at most 2048 tokens. Their lengths are drawn to
+# resemble real chats (ShareGPT): the paper's mean prompt and mean answer, and very uneven.
 
 # %%
 KB_PER_TOKEN, MAX_LEN = 800, 2048
@@ -62,8 +62,8 @@ say(f"""
 # %% [markdown]
 # ## Your prediction
 #
-# All requests wait at the door from the start, so a free byte is never free for lack of customers. Averaged over time,
-# which share of the 12 GB holds tokens, in percent?
+# All requests wait at the door from the start, so no memory is ever free for lack of customers. Averaged over time, what
+# share of the 12 GB holds tokens, in percent?
 
 # %%
 my_share_maximum = None  # your guess, in percent
@@ -82,8 +82,9 @@ say(
 # %% [markdown]
 # ## Measure
 #
-# `contiguous_traffic` plays the server without a model: first come, first served, strips by first fit, one token a step for
-# everybody. At each step it books every slot of the budget under exactly one heading.
+# `contiguous_traffic` plays the server without a model. First come, first served; a strip goes into the first hole that is
+# long enough (*first fit*); each request gets one token a step. At each step every slot of the budget is booked under exactly
+# one heading.
 
 # %%
 RULES = {
@@ -116,11 +117,11 @@ assert held["maximum"] < 25 < 38 < held["power_of_two"] < held["oracle"] < 50
 #
 # ### Beside the paper: where does the difference come from?
 #
-# The order is the same and the first rule agrees. The other two do better here than in the paper. Two suspects. The *lengths*: the
+# The order is the same and the first rule agrees. The other two do better here than in the paper. There are two suspects. The *lengths*: the
 # paper prints only means, so the spread is our choice. And the *allocator*: the paper's servers place strips with a buddy
 # allocator, which gives out powers of two; ours gives out what was asked for.
 #
-# Acquit the lengths first. Of the slots that hold a token now or will hold one later, which part holds one now? That
+# The lengths first. Of the slots that hold a token now or will hold one later, what part holds one now? That
 # depends on the lengths alone, not on how strips are placed. The paper's figure 2 has both shares for each rule.
 
 # %%
@@ -154,8 +155,8 @@ table(
 assert abs(like_buddies["oracle"] - 38.2) < 1 and abs(like_buddies["power_of_two"] - 26.8) < 4
 
 # %% [markdown]
-# So the gap is the allocator: rounding alone takes the oracle to the paper's figure, and the other rule most of the way. (A buddy
-# allocator also starts strips at fixed places only; ours does not imitate that.)
+# So most of the gap is the allocator: rounding alone takes the oracle to the paper's figure, and the other rule most of the
+# way. (A buddy allocator also starts strips only at fixed places; ours does not imitate that.)
 
 # %% [markdown]
 # ## The picture
@@ -173,7 +174,7 @@ show(
 #
 # Three kinds of waste, and each rule trades one for another.
 #
-# **Reserved for tokens to come** (dark grey). The answer will be 400 tokens long; it has 50 now. The other 350 slots will
+# **Reserved for tokens to come** (dark grey). Say the answer will be 400 tokens long and has 50 now. The other 350 slots will
 # be used, but nobody can use them *meanwhile*. Every rule has this, the oracle too: it is the price of reserving in
 # advance at all. How much it is follows from the lengths (next cell).
 #
@@ -205,8 +206,9 @@ assert all(share["to_come"] > 0.15 for share in shares.values())
 # %% [markdown]
 # ### See the holes
 #
-# The third kind is best seen over time. Each column of the picture is one step of the oracle's server, each height a place in memory.
-# A request appears as a grey band, as long as it will need, that fills with blue from below; at its end it leaves white.
+# The third kind is best seen over time. Each column of the picture is one step of the oracle's server, each height a place
+# in memory. A request appears as a grey band, as high as all its tokens will need, and fills with blue from below; when it
+# ends it leaves white.
 
 # %%
 history = list(replay_contiguous(lengths[:600], BUDGET, MAX_LEN, "oracle"))
@@ -216,8 +218,8 @@ show(
 )
 
 # %% [markdown]
-# Why does nobody move into the white? Step through the moments at which a request ended or came. The bar is the memory; below it is
-# the request that waits, to the same scale.
+# Why does nobody move into the white? Step through the moments at which a request ended or came. The bar is the memory;
+# below it is the request that waits, to the same scale.
 
 # %%
 placed = [[strip.start for strip in step.strips] for step in history]
@@ -239,15 +241,15 @@ waiting = [step for step in history if step.waiting]
 stuck = [step for step in waiting if step.waiting <= step.free]
 share_stuck = len(stuck) / len(waiting)
 say(f"""
-    In **{100 * share_stuck:.0f} %** of all steps the next request would have fitted, had the holes
-    been one.
+    In **{100 * share_stuck:.0f} %** of the steps with a request waiting, it would have fitted, had
+    all holes been one.
 """)
 assert share_stuck > 0.5
 
 # %% [markdown]
 # ### The longer the maximum, the worse
 #
-# Under the first rule the number of requests at once has nothing to do with the requests. Allow them to be twice as long, and
+# Under the first rule the number of requests at once has nothing to do with the requests. Allow them to be twice as long, and the
 # reservations double; the requests that come do not. A request holds some number of tokens on average, whatever was
 # reserved, so the share that holds tokens must be that number divided by the longest length allowed. Predicted from the
 # lengths (the line), measured (the dots):
@@ -280,8 +282,8 @@ show(
 # ### "Up to 60 %": a claim checked
 #
 # One reads that servers before paging wasted "up to 60 %" of their KV memory, or "60 to 80 %" (the announcement of vLLM, June
-# 2023). Is that so? It depends on three things that are rarely said beside it: the rule, the traffic, and the maximum.
-# Here are ours, with real traffic as well: the conversations and the code completions of two Azure services.
+# 2023). Is that so? It depends on three things that are rarely stated with it: the rule, the traffic, and the maximum.
+# Here are our figures, with real traffic as well: the conversations and the code completions of two Azure services.
 
 # %%
 traffic = {
@@ -304,15 +306,16 @@ assert all(60 <= round(waste) <= 80 for waste in wasted["ShareGPT-like"][:2])
 assert max(everywhere) > 90 and min(everywhere) < 40
 
 # %% [markdown]
-# On chats like those of the paper, the two rules that a real server could use waste between 60 and 80 percent: the claim
-# holds, there. "Up to 60" is too kind: with long maxima it is above ninety. And on code, where prompts are long and answers
+# On chats like those of the paper, the two rules that a real server could use waste between 60 and 80 percent: there, the
+# claim holds. "Up to 60" is too kind: with a long maximum it is above ninety. And on code, where prompts are long and answers
 # short, a good guess would have wasted less than forty. A percentage without its traffic says little.
 
 # %% [markdown]
 # ## Clean up instead?
 #
-# The holes could be closed: stop, move all strips together, go on. Disks do it, garbage collectors do it. The paper calls it
-# impractical for the sheer size of the cache. Try it, and count the slots that have to be copied.
+# The holes could be closed: stop, move all strips together, go on. Disks do it, garbage collectors do it; it is called
+# [compaction](../docs/glossary.md#compaction). The paper calls it impractical because the cache is so large. Try it, and count
+# the slots that have to be copied.
 
 # %%
 packed = list(replay_contiguous(lengths[:600], BUDGET, MAX_LEN, "oracle", compact=True))
@@ -334,7 +337,7 @@ say(f"""
 assert 3 < gain < 12 and 2e9 < bytes_moved < 8e9
 
 # %% [markdown]
-# What does moving cost? Each byte is read and written. An A100 card of that generation moves 1 555 GB a second at best, and
+# What does moving cost? Each byte is read and written. The paper's card, an A100, moves 1 555 GB a second at best, and
 # everybody waits meanwhile.
 
 # %%
@@ -346,11 +349,11 @@ assert pause < 0.01 and per_step < 0.001
 
 # %% [markdown]
 # So on this card, in this traffic, compaction is *not* ruinous: a pause of some milliseconds now and then, next to nothing on
-# average. We expected worse. What speaks against it is rather what it cannot do:
+# average. We expected worse. The case against it is what it cannot do:
 #
-# - it closes holes. The room kept for tokens to come, more than twice as much, stays;
-# - it helped an *oracle*. Real rules waste more inside the strips, where no moving helps;
-# - strips still cannot share: two requests with the same beginning need two copies of it.
+# - it closes holes; the room kept for tokens to come, more than twice as much, stays;
+# - it helped an *oracle*; real rules waste more inside the strips, where no moving helps;
+# - strips still cannot share; two requests with the same beginning need two copies of it.
 
 # %%
 after = share_used(packed)
@@ -373,8 +376,8 @@ say(f"On this machine's processor the same move would take {2 * bytes_moved / sp
 # %% [markdown]
 # ## The code as it stands
 #
-# The three rules, and the arena they fill. Finding a hole is short; giving back takes more care, because a freed strip has to join
-# the holes on both its sides, or the arena crumbles.
+# The three rules, and the *arena*, the memory from which strips are cut. Finding a hole is short; giving back takes more
+# care, because a freed strip has to join the holes on both its sides, or the arena crumbles.
 
 # %%
 from minipaged.cache.contiguous import ContiguousArena, reserve
@@ -441,7 +444,7 @@ assert served == [30, 70, 50] and queue[0] > lonely.num_slots
 # <details><summary><b>The cause</b></summary>
 #
 # The first in line needs more than there is *in all*. "Not now" is the answer for a request that does not fit at the
-# moment; for this one it should have been "never", and it should have been given at the door. As it is served first come,
+# moment; for this one it should have been "never", and it should have been given at the door. As the server is first come,
 # first served, everybody behind it waits too. Several engines had this (vLLM issues 35541 and 39734 among them). The
 # engine here refuses such a request when it is *added*, with both numbers in the message, as you saw in lesson 02.
 # </details>
@@ -481,11 +484,13 @@ assert served == [30, 70, 50] and queue[0] > lonely.num_slots
 #
 # - Contiguous memory has to be reserved before the length is known. That wastes room for tokens to come, room never used,
 #   and holes.
-# - How full the strips are follows from the lengths; what holes and rounding take depends on the allocator. That is the whole
+# - How full the strips are follows from the lengths; what holes and rounding take depends on the allocator. That is most of the
 #   difference between our figures and the paper's.
 # - Rules trade one kind for another. Even a perfect guess filled less than half of the memory.
 # - Reserving the maximum gets worse in proportion to the maximum.
 # - Compaction is affordable and closes the holes, but the larger part of the waste is inside the strips.
+#
+# **Write it yourself:** [exercise 03](../exercises/03_contiguous_arena/03_contiguous_arena.ipynb), an arena and its waste.
 #
 # **Next:** [04 · Blocks and block tables](04_block_tables.ipynb). The same traffic, the same budget, once more.
 #
