@@ -28,7 +28,8 @@ from minipaged.course.workloads import load_mix, lognormal_lengths
 # ## The question
 #
 # Operating systems had this trouble with programs, and solved it around 1960: cut the memory into pieces of equal size, give
-# a program a piece when it needs one, wherever one is free, and keep a table of which pieces it has. For keys and values:
+# a program a piece when it needs one, wherever one is free, and keep a table of which pieces it has. The same for keys and
+# values:
 #
 # - the memory is cut into [blocks](../docs/glossary.md#block), each with room for the same number of tokens, the
 #   [block size](../docs/glossary.md#block-size);
@@ -86,11 +87,11 @@ assert pool.allocate(3) is None and pool.num_free == 2, "a refusal changes nothi
 # The ones that came back, newest first, and one that was never used. They are not in a row, and nobody minds. In an arena of
 # strips there would be a hole of three and a hole of three, and a request for four would wait. Here *any free block fits
 # any need*: there is no hole that is too small. [External fragmentation](../docs/glossary.md#external-fragmentation)
-# is gone, not because somebody is clever, but because all pieces are equal.
+# is gone, not because the allocator is clever, but because all pieces are equal.
 #
-# When there is not enough, the answer is `None`, and nothing has changed. And that is all. A free list that is a stack, and for# each block a
-# [reference count](../docs/glossary.md#reference-count): how many tables list it. So far that is 0 or 1; lessons 09 and 10
-# share blocks. (`_take` also evicts cached blocks, which is lesson 10.)
+# When there is not enough, the answer is `None`, and nothing has changed. That is the whole allocator: a stack of free blocks
+# (`_blank`), and for each block a [reference count](../docs/glossary.md#reference-count), the number of tables that list it. So
+# far that is 0 or 1; lessons 09 and 10 share blocks. (`_cached`, and evicting from it, belong to lesson 10.)
 
 # %%
 show_source(BlockPool.allocate, BlockPool._take)
@@ -127,7 +128,7 @@ for position in range(6, 17):
 assert mine.blocks == [3, 4, 5, 0, 1]
 
 # %% [markdown]
-# At tokens 8, 12 and 16: when the position is a multiple of the block size, and at no other. Three of four tokens need no
+# At tokens 8, 12 and 16: when the position is a multiple of the block size, and at no other. Three tokens in four need no
 # allocator at all. And the last two blocks are the ones that the neighbour gave back.
 #
 # ### The place of a token, by hand
@@ -184,7 +185,7 @@ print(in_memory)
 assert in_memory[:5] == [12, 13, 14, 15, 16]
 
 # %% [markdown]
-# In memory the end of the text stands before its beginning. Through the table it reads in order. Lesson 05 shows that
+# In memory the end of the text lies before its beginning. Through the table it reads in order. Lesson 05 shows that
 # attention does not notice.
 #
 # ### Watch a table grow
@@ -226,8 +227,8 @@ Stepper(len(history), draw_table, start=13)
 # %% [markdown]
 # ## Measure
 #
-# Now the traffic of lesson 03. `paged_traffic` plays the same server; a request is admitted as soon as there are blocks for its
-# prompt, and takes one more whenever a token needs it.
+# Now the traffic of lesson 03. `paged_traffic` plays the same server; a request is admitted as soon as there are blocks for
+# its prompt, and takes one more whenever a token needs it.
 
 # %%
 paged = paged_traffic(lengths, BUDGET, block_size=16)
@@ -251,8 +252,8 @@ assert percent > 95 and paged.running > 4 * strips["maximum"].running
 assert paged.running > 1.9 * strips["oracle"].running
 
 # %% [markdown]
-# Four times as many requests at once as with the maximum, and about twice as many as the oracle, who knew the length of every
-# answer. Blocks know nothing about the future. They do not have to.
+# Four times as many requests at once as with the maximum, and about twice as many as with the oracle, which knew the length
+# of every answer. Blocks know nothing about the future. They do not have to.
 #
 # The PagedAttention paper measured 96.3 % for its blocks of 16, and 30.4 requests at once on this kind of traffic. (It drew its
 # lengths from the real ShareGPT; ours have the same means.)
@@ -283,6 +284,8 @@ show(
 )
 
 # %% [markdown]
+# Nearly all of the third bar holds tokens. At its right end are the empty ends of last blocks (dark) and free blocks (white).
+#
 # And how does it look inside the real engine? SmolLM2, a pool of 40 blocks, ten chats. Look in after 60 steps: some have ended,
 # some wait, and these are running.
 
@@ -319,8 +322,8 @@ assert others.isdisjoint(chosen.blocks) and len(chosen.blocks) == 6
 assert 5 * 16 < chosen.num_tokens < 512 / 5
 
 # %% [markdown]
-# Left, what this chat would hold if it had a strip: room for 512 tokens, most of it empty. Right, what it holds: six blocks, five
-# of them full. The table is what joins them, and a table is only a few integers.
+# Left, what this chat would hold if it had a strip: room for 512 tokens, most of it empty. Right, what it holds: six blocks,
+# five of them full. The table is what joins them, and a table is only a few integers.
 #
 # ## Why
 #
@@ -334,7 +337,7 @@ assert 5 * 16 < chosen.num_tokens < 512 / 5
 # | end of the last block | – | this is what is left |
 #
 # How much is left? A request's last block has 1 to 16 tokens in it. If every number is equally likely, 0 to 15 slots are empty,
-# on average 7.5; with blocks of $B$ tokens, $(B-1)/2$. The longest request allowed, which ruined the strips, is not in it.
+# on average 7.5; with blocks of $B$ tokens, $(B-1)/2$. The longest request allowed, which ruined the strips, is not in the formula.
 # Does that hold?
 
 # %%
@@ -382,8 +385,8 @@ show(
 )
 
 # %% [markdown]
-# **Not 256.** Chats still do well there. Instructions do not: a whole request is shorter than one block, so most of the block is
-# empty, and the rule of (B − 1)/2 fails, because a last block is all they have. It is the strip again, in small.
+# **Not 256.** Chats still do well there. Instructions do not: most requests are shorter than one block, so most of the block is
+# empty, and the rule of (B − 1)/2 fails, because a last block is all they have. It is the strip again, in miniature.
 
 # %%
 fill = {
@@ -431,10 +434,10 @@ def attention_ms(size):
 table(["block size", "ms for attention"], [(str(b), attention_ms(b)) for b in SIZES])
 
 # %% [markdown]
-# On most machines the time falls up to blocks of 16 or so and then hardly at all, while the waste keeps growing. So 16 is the usual
-# block size, here and in vLLM. How far larger blocks pay depends on traffic and machine: the paper, which counted both time and
-# memory on its cards, found 16 to 128 good for chats and 16 to 32 for instructions (its section 7.2). On memory, our
-# measurement agrees:
+# On the machine that built this lesson the time falls a little up to blocks of 16 or so and then no further, while the waste
+# keeps growing. So 16 is the usual block size, here and in vLLM. How far larger blocks pay depends on traffic and machine: the
+# paper, which counted both time and memory on its cards, found 16 to 128 good for chats and 16 to 32 for instructions (its
+# section 7.2). On memory, our measurement agrees:
 
 # %%
 assert min(fill["chats"][b] for b in (16, 32, 64, 128)) > 85
@@ -460,7 +463,7 @@ show_source(BlockPool.free, BlockPool._require_held)
 show_source(BlockTable.blocks_to_append, BlockTable.append, BlockTable.trim)
 
 # %% [markdown]
-# Note the order in `append`: it counts, it asks for *all* blocks, it looks at the answer, and only then changes anything.
+# Note the order in `append`: it counts, asks for *all* blocks at once, looks at the answer, and only then changes anything.
 #
 # ## What must hold
 #
@@ -491,7 +494,7 @@ assert 0 < refused < 1000
 # %% [markdown]
 # ### Broken on purpose
 #
-# What do the symptoms look like? Here is a pool as one might write it on a Friday.
+# What do the symptoms look like? Here is a pool as one might write it on a Friday afternoon.
 #
 # **All or nothing.** A request asks for six blocks of four and is refused. It asks again at the next step, as a waiting request
 # does. How many blocks are free now?
@@ -523,8 +526,8 @@ assert (len(careless.free_blocks), careful.num_free) == (0, 4)
 # %% [markdown]
 # *Symptom:* nobody is served, nobody runs, and the memory is gone. A restart helps, for a while.
 #
-# **Freeing twice.** A request ends; it is freed once by the code that notices the end, and once more by the code that handles a
-# closed connection. Nothing fails. Then two others come.
+# **Freeing twice.** A request ends; its blocks are freed by the code that notices the end, and again by the code that handles
+# a closed connection. Nothing fails. Then two others come.
 
 # %%
 careless = CarelessPool(4)
@@ -551,7 +554,7 @@ assert careful.num_free == 4 and careful.allocate(1) != careful.allocate(1)
 # %% [markdown]
 # ## Find the bug
 #
-# A kernel writes each new key to its place in one flat array. All its tests pass: small pools, random tables, every block size.
+# A kernel, a function that runs on a GPU, writes each new key to its place in one flat array. All its tests pass: small pools, random tables, every block size.
 # On a large card the server runs well for an hour. Then, when many requests run at once, it dies of an illegal memory access;
 # on some cards it does not die, and answers nonsense. A block of this model has 480 × 576 numbers. To save bandwidth,
 # block tables are 32-bit integers.
@@ -569,8 +572,8 @@ small_pool = np.array([5, 0, 99], dtype=np.int32)
 assert list(first_number_of(small_pool)) == [5 * 276_480, 0, 99 * 276_480]
 
 # %% [markdown]
-# One more fact, from somebody patient: tables that list only blocks below 7768 are always right. **What is the cause? Decide before you
-# go on.**
+# One more fact, from somebody patient: tables that list only blocks below 7768 are always right. **What is the cause? Decide
+# before you go on.**
 
 # %%
 large_pool = np.array([7766, 7767, 7768, 9000], dtype=np.int32)
@@ -584,9 +587,9 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The product of two 32-bit integers is a 32-bit integer. From block 7768 on it is 2³¹ or more, wraps round, and becomes negative: the
-# key is written far *before* the cache. Small pools never get there. vLLM had exactly this, with exactly these numbers (pull
-# request 47671). The table may stay small; the block number has to become 64 bits wide *before* it is multiplied. In
+# The product of two 32-bit integers is a 32-bit integer. From block 7768 on it would be 2³¹ or more; it wraps round and
+# becomes negative: the key is written far *before* the cache. Small pools never get there. vLLM had exactly this, with exactly these numbers (pull
+# request 47671). The table may stay in 32 bits; the block number has to become 64 bits wide *before* it is multiplied. In
 # `minipaged`, `BlockTable.slots` returns `int64`, and the kernels widen each number as they load it.
 #
 # No large card is needed to test it: the address arithmetic can be tried alone, as here. That is one reason to keep it in a
@@ -597,8 +600,8 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 #
 # <details><summary>1. Block size 16, a request of 64 tokens. How many blocks, and how many tokens in the last one?</summary>
 #
-# Four blocks, and sixteen in the last one. Not zero: 64 mod 16 is 0, and code that takes that for the fill of the last block reads an
-# empty one. The 65th token takes a fifth block.
+# Four blocks, and sixteen in the last one. Not zero: 64 mod 16 is 0, and code that takes this for the number of tokens in the
+# last block finds it empty. The 65th token takes a fifth block.
 # </details>
 #
 # <details><summary>2. The table is [7, 2, 9], the block size 8. In which slot is token 17?</summary>
@@ -614,32 +617,34 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 #
 # <details><summary>4. Two free blocks lie side by side. Are they worth more than two that lie apart?</summary>
 #
-# Not to the allocator. Reading is a little faster where memory is read in longer runs, but nobody has to wait for it.
+# Not to the allocator. Reading may be a little faster in longer runs, but no request has to wait for two such blocks.
 # </details>
 #
 # <details><summary>5. Why is the free list a stack, and not a queue?</summary>
 #
-# Either is right. A stack hands out the block that was used last, which may still be in a fast cache of the machine, and on a machine that is never
-# full some blocks are never touched. Lesson 10 needs another order for blocks that are worth keeping.
+# Either is right. A stack hands out the block that was used last, which may still be in a fast cache of the machine; and
+# where the pool is never full, some blocks are never touched. Lesson 10 needs another order for blocks that are worth keeping.
 # </details>
 #
 # <details><summary>6. Nothing is reserved. Is there still a promise that a running request can be finished?</summary>
 #
-# Only a weaker one: alone it would fit (the engine refuses it at the door otherwise), and others can be made to give way. Lesson
-# 11.
+# Only a weaker one: alone it would fit (the engine refuses it at the door otherwise), and others can be made to give way
+# (lesson 11).
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - Equal blocks, taken when a token needs one: no room for tokens to come, none that is never used, no holes.
+# - Equal blocks, taken when a token needs one: no room reserved for tokens to come, none for tokens that never come, no holes.
 # - What is left is the end of each last block: (B − 1)/2 slots, whatever the longest request may be.
-# - The place of token p is `table[p // B] * B + p % B`. A table is a list of integers, and that is all there is to it.
+# - The place of token p is `table[p // B] * B + p % B`, where the table is a plain list of integers.
 # - Blocks of 16: large enough to be read fast, small enough to waste little.
 # - All or nothing; free once. An allocator that forgives turns a small mistake into somebody else's answer.
 #
-# **Next:** [05 · Attention through the table](05_paged_attention.ipynb). The keys of a request now lie all over the memory. Attention
-# has to find them.
+# **Write it yourself:** [exercise 04](../exercises/04_block_table/04_block_table.ipynb), an allocator and a block table.
+#
+# **Next:** [05 · Attention through the table](05_paged_attention.ipynb). The keys of a request now lie all over the memory.
+# Attention has to find them.
 #
 # ### Sources
 #
