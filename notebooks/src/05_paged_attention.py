@@ -88,7 +88,8 @@ print("block table:", mine.blocks)
 assert mine.blocks != sorted(mine.blocks) and len(mine.blocks) == 7
 
 # %% [markdown]
-# `slots` turns positions into places, the [slot mapping](../docs/glossary.md#slot-mapping): block × block size + offset. Writing a token is writing to its slot.
+# `slots` turns positions into places, the [slot mapping](../docs/glossary.md#slot-mapping): block × block size + offset.
+# Writing a token is writing to its slot.
 
 # %%
 spec = KVSpec(num_layers=1, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=torch.float32)
@@ -100,7 +101,7 @@ slots = torch.from_numpy(mine.slots(0, LENGTH)).to(device)  # [tokens]
 layer.write(slots, keys, values)
 
 # %% [markdown]
-# And reading is indexing with the same slots. That is all: one line, and the textbook function as it was.
+# And reading is indexing with the same slots: one line, and the textbook function as it was.
 
 
 # %%
@@ -116,8 +117,8 @@ assert torch.equal(textbook(query, *gathered(layer, slots)), expected)
 #
 # ### Which slots are read?
 #
-# Spoil the pool one slot at a time, its key replaced by NaN, and see whether the engine's own attention notices. (NaN spoils whatever it
-# touches: any sum or product with it is NaN.)
+# Spoil the pool one slot at a time: replace the slot's key by NaN, and see whether the engine's own attention notices. (NaN
+# spoils whatever it touches: any sum or product with it is NaN.)
 
 # %%
 backend = get_backend("auto", device)
@@ -151,8 +152,8 @@ assert len(mine.blocks) * BLOCK_SIZE - len(noticed) == 12
 # %% [markdown]
 # ### Three oracles
 #
-# One implementation that agrees with itself proves little. The engine's attention is checked against three that were written
-# in other ways:
+# One implementation that agrees with itself proves little. The engine's attention is checked against three *oracles*:
+# implementations written in other ways, which need to be right, not fast.
 #
 # | | precision | how |
 # |:--|:--|:--|
@@ -160,8 +161,8 @@ assert len(mine.blocks) * BLOCK_SIZE - len(noticed) == 12
 # | **reference** | float64 | loops over sequences, rows, heads and tokens; slow and obvious |
 # | **gather** | float32 | collects all keys of a batch through the tables, padded and masked |
 #
-# And not on one sequence but on a *ragged* batch: lengths that are one, an exact multiple of the block size, one more,
-# many. Once with every token a query (prefill), once with the last token of each (decode).
+# And not on one sequence but on a [ragged batch](../docs/glossary.md#ragged-batch): sequences of different lengths, laid end
+# to end. The lengths are one, an exact multiple of the block size, one more, many. Once with every token a query (prefill), once with the last token of each (decode).
 
 # %%
 lengths = [1, 16, 17, 100, 128]
@@ -243,7 +244,7 @@ def shuffled(seed):
 before = engine_attention(layer, mine.blocks)
 changes = [float((engine_attention(*shuffled(seed)) - before).abs().max()) for seed in range(20)]
 assert set(changes) == {0.0}
-compare(my_largest_change, max(changes), "change, in twenty shuffles")
+compare(my_largest_change, max(changes), "at most, in twenty shuffles")
 
 # %% [markdown]
 # ## The picture
@@ -276,9 +277,9 @@ jumbled = textbook(query, keys[disorder], values[disorder])
 assert torch.allclose(jumbled, expected, atol=1e-5)
 
 # %% [markdown]
-# That is not a licence to mix things up. Two things do depend on order: the causal mask, when a step has several queries of
-# one sequence; and the *set* of keys, when the wrong block is in the table. Kernels use the freedom differently: they take
-# the keys in pieces, in any order, and add the pieces up (lesson 07).
+# That is not a licence to mix things up. The causal mask does depend on order, when a step has several queries of one
+# sequence; and a wrong block in the table changes the *set* of keys. Kernels make use of the freedom: they take the keys in
+# pieces, in any order, and add the pieces up (lesson 07).
 #
 # **On the real model?** The same. Here it reads a text through a tidy table and through a random one.
 
@@ -304,9 +305,9 @@ for seed in range(3):
     assert torch.equal(read_through(np.random.default_rng(seed).permutation(64).tolist()), tidy)
 
 # %% [markdown]
-# **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once. A
-# kernel that looks the block up while it reads needs no copy. On a CPU, where a compiler is at hand, the engine has such a
-# kernel, in some forty lines of C++; lesson 06 writes one for a GPU.
+# **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once.
+# Code that looks the block up while it reads needs no copy. On a CPU with a compiler at hand, the engine has such code in C++
+# (`minipaged/attention/kernels/decode_cpu.cpp`); lesson 06 shows it for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -330,18 +331,19 @@ for name, way in (("gather", TorchBackend(compiled=False)), ("read in place", To
 # ## The code as it stands
 #
 # From positions to slots, for a whole step at once and without a loop over tokens (`minipaged/attention/batch.py`); and the
-# gather path for sequences with one query each.
+# gather path for sequences with one query each: which slots to read, reading them, attending.
 
 # %%
 from minipaged.attention import batch as batch_module
 from minipaged.attention import torch_backend
 
 show_source(batch_module.new_token_slots)
-show_source(torch_backend.gather, torch_backend.attend_gathered)
+show_source(torch_backend.plan_gather, torch_backend.gather, torch_backend.attend_gathered)
 
 # %% [markdown]
-# The padding is worth a look. A shorter sequence is filled up to the longest by *repeating a live slot of its own*, never by
-# reading whatever lies behind its end. The mask then removes the repeats. Why so careful, when the mask removes it anyway?
+# The padding is worth a look: `torch.where` in `plan_gather`. A shorter sequence is filled up to the longest by *repeating the
+# slot of its own first token*, never by reading whatever lies behind its end. The mask, `visible`, then removes the repeats.
+# Why so careful, when the mask removes them anyway?
 
 # %% [markdown]
 # ## What must hold
@@ -367,8 +369,8 @@ assert torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
 # %% [markdown]
 # ## Find the bug
 #
-# This one passed every test, ran well for days, and then answered a single request with nothing but NaN. The next day again,
-# another request. It reads whole blocks, as that is simplest, and gives the places behind the last token a score of minus
+# This one passed every test, ran well for days, and then answered a single request with nothing but NaN; the next day
+# another one. It reads whole blocks, as that is simplest, and gives the places behind the last token a score of minus
 # infinity, so that their weight is zero.
 
 
@@ -441,7 +443,9 @@ assert answer.isnan().all()
 # - Where blocks lie changes nothing, to the last bit, also on the real model.
 # - Position is in the key, not in the address.
 #
-# **Next:** lesson 06 writes this as a kernel in Triton. To go back: [04 · Blocks and block tables](04_block_tables.ipynb).
+# **Write it yourself:** [exercise 05](../exercises/05_paged_attention/05_paged_attention.ipynb), attention through a table.
+#
+# **Next:** [06 · A first Triton kernel](06_first_triton_kernel.ipynb). The same without the copy, on a GPU.
 #
 # ### Sources
 #
