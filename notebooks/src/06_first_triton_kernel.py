@@ -86,7 +86,8 @@ def add_kernel(out_ptr, a_ptr, b_ptr, size, TILE: tl.constexpr):
 
 
 # %% [markdown]
-# In square brackets stands the *grid*: how many programs to start. No loop over programs is written anywhere.
+# When a kernel is started, its *grid* stands in square brackets: how many programs to start. No loop over programs is written
+# anywhere.
 
 # %%
 SIZE, TILE = 1000, 256
@@ -119,8 +120,8 @@ compare(my_idle_lanes, idle, "idle lanes")
 # %% [markdown]
 # ### What the mask is for
 #
-# The same without a mask. The thousand numbers are the front of a larger piece of memory; behind them lies something of
-# somebody else's.
+# Now without a mask. The thousand numbers are the front of a larger piece of memory; what lies behind them belongs to somebody
+# else.
 
 
 # %%
@@ -151,8 +152,10 @@ from minipaged.attention.kernels.write_kv import write_kv_kernel, write_kv_launc
 show_source(write_kv_kernel.fn)
 
 # %% [markdown]
-# `.to(tl.int64)` in its first line will matter further down. Now three sequences, with SmolLM2's heads, in blocks of four that
-# are scattered over a pool of 24. The pool is full of NaN before, so that we see all that is written, and nothing else. A
+# `.to(tl.int64)` in its first line will matter further down. `write_rows` stores one tile; into a cache of a small number
+# format it first scales the numbers, so that the largest becomes `LARGEST`. Now three sequences, with SmolLM2's heads, in blocks
+# of four that are scattered over a pool of 24. The pool is filled with NaN first, so that we see all that is written, and nothing
+# else. A
 # *launch* is a kernel, its grid and its arguments in one value, which can be run, or only compiled.
 
 # %%
@@ -195,8 +198,8 @@ assert int((~layer.key.isnan()).all(dim=(2, 3)).sum()) == sum(LENGTHS) == launch
 #
 # ### Reading through the table
 #
-# The second kernel is [decode](../docs/glossary.md#decode): each sequence has one query token, and each of its query heads is
-# a program's. The program walks over the keys of its sequence, tile by tile. For each tile it looks up the blocks, and reads
+# The second kernel is [decode](../docs/glossary.md#decode): each sequence has one query token, and each of its query heads has
+# a program of its own. The program walks over the keys of its sequence, tile by tile. For each tile it looks up the blocks, and reads
 # the slots where they are. These two lines of arithmetic are all that paging asks of a kernel:
 
 # %%
@@ -219,7 +222,7 @@ written = (~output.isnan()).all(dim=-1)  # [sequences, query heads]
 assert written.nonzero().tolist() == [[0, 0], [0, 1]]
 
 # %% [markdown]
-# Now all, against two others: torch, which gathers, and the [reference of lesson 05](05_paged_attention.ipynb), which loops
+# Now all programs, checked against two other implementations: torch, which gathers, and the [reference of lesson 05](05_paged_attention.ipynb), which loops
 # over tokens in float64.
 
 # %% tags=["nbval-ignore-output"]
@@ -238,8 +241,8 @@ table(["largest difference to", "of the output"], [(k, f"{v:.1e}") for k, v in e
 # ### Compiled for a card that is not here
 #
 # The interpreter tells whether a kernel is right. It tells nothing about its speed. But Triton's compiler needs no GPU: it
-# can be told for which one to compile. Only not in this process, which interprets; so another one compiles `decode`, for an
-# H100 (`sm_90`), with the heads of an 8-billion Llama, and prints what came out.
+# can be told for which one to compile. Not in this process, which interprets; so another one compiles `decode`, for an
+# H100 (`sm_90`), with the heads of an 8-billion-parameter Llama, and prints the result.
 
 # %%
 COMPILE = """
@@ -265,7 +268,7 @@ def compiling_process(*arguments):
 
 
 # %% [markdown]
-# The result is [PTX](../docs/glossary.md#ptx), NVIDIA's assembly language. It is hundreds of lines, but we have few
+# It is [PTX](../docs/glossary.md#ptx), NVIDIA's assembly language. It has hundreds of lines, but we have few
 # questions: what is read in the innermost loop, how wide, and by which line of the kernel?
 
 # %%
@@ -309,7 +312,8 @@ THREADS, KEYS, NUMBERS, BYTES = 128, 32, 128, 2
 assert THREADS * sum(reads["keys"]) == KEYS * NUMBERS * BYTES
 
 # %% [markdown]
-# Every key and value comes in pieces of 16 bytes, the widest this card has, and no program reads one twice. That is what we
+# Every key and value comes in pieces of 16 bytes, the most that a load can bring a thread here, and no program reads one
+# twice. That is what we
 # wanted to know. Here are the lines themselves, the first of each kind, and what holds for all of them:
 
 # %% tags=["nbval-ignore-output"]
@@ -330,11 +334,12 @@ assert not matrix_instructions(loop)
 
 # %% [markdown]
 # You can read more of it than you might think. `setp.lt` compares: it makes the mask `%p`. A line that starts with `@%p`
-# is done by threads where `%p` is true: **a mask costs no branch**. `ld.global.v4.b32` loads four times 32 bits.
+# is carried out only by threads where `%p` is true: **a mask costs no branch**. `ld.global.v4.b32` loads four times 32 bits.
 # `mad.lo.s64` multiplies block and stride, in 64 bits. `cvt.f32.bf16` widens a number, `fma` multiplies and adds, `ex2` is the
 # exponential of the softmax. There is no matrix instruction: a program with one query row has no matrices to multiply.
 #
-# Other cards, from the command that does this for every kernel of the engine, `minipaged kernels`:
+# Other cards, from the command that does this for every kernel of the engine, `minipaged kernels`. (A register is *spilled* when
+# a thread has more numbers at hand than registers: the rest go to memory and back.)
 
 # %%
 CARDS = {"sm_75": "T4", "sm_90": "H100", "gfx942": "MI300X"}
@@ -352,14 +357,8 @@ for report in reports.values():
     assert set(report["load_bytes"].values()) == {16} and report["spill_bytes"] == 0
 
 # %% [markdown]
-# What it reaches on a card has to be measured on a card. What has been recorded so far:
-
-# %% tags=["nbval-ignore-output"]
-from minipaged.course.gpu_results import goals_text
-
-print(goals_text())
-
-# %% [markdown]
+# How fast it is has to be measured on a card; lesson 07 shows what has been recorded.
+#
 # ## The picture
 #
 # The programs of the decode launch above. Each strip is a program, here one of them in blue; each piece of it is a tile, pale
@@ -457,7 +456,7 @@ show_source(decode_kernel.fn, decode_launch)
 # | ids are widened before they are multiplied | wrong in large pools only |
 # | the interpreter and the GPU agree | tests that prove nothing |
 #
-# The first: the pool is still full of NaN where nothing was written, and no answer had one. Fill those places with something
+# The first row: the pool is still full of NaN where nothing was written, and no answer had one. Fill those places with something
 # else, and the answer is the same to the last bit.
 
 # %%
@@ -469,7 +468,7 @@ decode_launch(again, query, refilled, decode, scale, tile=16).run()
 assert torch.equal(again, output) and not output.isnan().any()
 
 # %% [markdown]
-# The last does *not* hold. Add 2.5 and 2 with our own kernel, in two number formats of 16 bits:
+# The last row does *not* hold. Add 2.5 and 2 with our own kernel, in two number formats of 16 bits:
 
 
 # %%
@@ -502,7 +501,7 @@ assert float((answer.float() - wanted.float()).abs().max()) < 2e-2
 # %% [markdown]
 # ## Find the bug
 #
-# Another engine keeps all layers of a block side by side, which makes swapping a block one copy. For months its kernel was
+# Another engine keeps all layers of a block side by side, so that one copy moves a block. For months its kernel was
 # right. Then it was moved to a larger card, with a larger pool. In the morning all was well. In the evening, with the pool
 # nearly full, some requests answered nonsense, and once the process died of an illegal memory access. Here is how the kernel
 # finds its slots, alone; and its test, which has always passed: any blocks of a pool of a thousand, with thirty layers of
@@ -558,10 +557,10 @@ compare(my_right_blocks, first_bad, "blocks are right")
 #
 # Entries of a block table are 32-bit integers, and so is a stride. Their product is one too, and wraps around at $2^{31}$, to
 # a *negative* place. The pool of the test was too small to get there. With two bytes for each number that takes only some
-# gigabytes of keys, which any card has. In the morning the pool handed out low blocks; in the evening the high ones were in use.
+# gigabytes of keys, which many cards have room for. In the morning the pool handed out low blocks; in the evening the high ones were in use.
 #
-# The cure is one word: widen the id *before* multiplying. Widening the product comes too late. vLLM had this bug as
-# well (pull request 47671), in a model whose blocks lie 276 480 numbers apart: from block 7768 on.
+# It is the overflow of lesson 04, now inside a kernel (there, with blocks 276 480 numbers apart, it began at block 7768). The
+# cure is one word: widen the id *before* multiplying. Widening the product comes too late.
 # </details>
 #
 # The proof, and the engine's own arithmetic, which you read above, at the same blocks:
@@ -588,7 +587,7 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 #
 # <details><summary>1. A head has 80 numbers. What does a tile for it look like, and what happens in a write kernel without a mask?</summary>
 #
-# 128 lanes, the next power of two, of which 48 are idle. Without a mask those write into the head behind: the answer is
+# 128 lanes, the next power of two, of which 48 are idle. Without a mask those write into the next head: the answer is
 # fluent and wrong, and may differ from run to run, as nothing says which of the two writes comes last.
 # </details>
 #
@@ -610,8 +609,8 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 #
 # <details><summary>5. A listing shows loads of 2 bytes for the keys. Is the kernel wrong? Should you care?</summary>
 #
-# The results are right. But a thread needs eight instructions where one would do, and a kernel that lives from reading
-# memory will not keep it busy.
+# The results are right. But a thread needs eight instructions where one would do, and a kernel that spends its time reading
+# memory will not keep the memory busy.
 # </details>
 
 # %% [markdown]
@@ -624,7 +623,9 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 #   card. How fast it is, only a card shows.
 # - Addresses are computed in 64 bits, from the first multiplication on.
 #
-# **Next:** lesson 07 makes it fast. To go back: [05 · Attention through the table](05_paged_attention.ipynb).
+# **Write it yourself:** [exercise 06](../exercises/06_write_kv/06_write_kv.ipynb), a kernel that writes keys and values.
+#
+# **Next:** [07 · A fast decode kernel](07_fast_decode.ipynb).
 #
 # ### Sources
 #
