@@ -79,7 +79,8 @@ assert (len(mix), sum(lengths), min(lengths), max(lengths)) == (48, 4265, 11, 38
 # %% [markdown]
 # ## Your prediction
 #
-# 1. Eight rows, static batches of eight. How many percent of the row-steps do nothing, because the row's request has ended?
+# 1. Eight rows, static batches of eight. Each row in each step is a *row-step*. What percentage of them does nothing,
+#    because the row's request has ended?
 # 2. Static batches take 1320 steps for these chats. How many does continuous batching take, with the same eight rows?
 # 3. No limit on rows, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed again. For
 #    every hundred tokens that had to be computed anyway, how many are computed again?
@@ -184,8 +185,8 @@ assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
 # C waits as well, though there is room for it. **First come, first served**: if the small ones overtook, a large one might wait
 # for ever. It has a price, which you have just seen: six blocks idle for eight steps.
 #
-# And why does B wait, though six of its seven blocks are there? **Only who can finish its prompt is let in.** Two requests with half
-# a prompt each could hold all blocks between them, and neither could go on.
+# And why does B wait, though six of its seven blocks are there? **Only a request that can finish its prompt is let
+# in.** Two requests with half a prompt each could hold all blocks between them, and neither could go on.
 #
 # ### A budget of tokens
 #
@@ -253,7 +254,7 @@ runs = {
     "swap": serve_mix(preemption="swap", swap_space="64MiB"),
 }
 table(
-    ["", "steps", "preemptions", "tokens computed", "of them again", "KiB moved"],
+    ["", "steps", "preemptions", "tokens computed", "of these, again", "KiB moved"],
     [
         (name, len(t.steps), t.preemptions, t.computed, t.again, t.blocks_moved * block_kib)
         for name, (_, t, _) in runs.items()
@@ -500,9 +501,10 @@ assert said == answers and cached.preemptions == recomputed.preemptions
 assert 0.5 < cached.again / recomputed.again < 2 / 3
 
 # %% [markdown]
-# A good third of the work is saved, without a byte moved or a line of code for swapping. And recomputing shares a step with the
-# decodes of others, while a copy has to be waited for. So an engine that leaves swap out loses less than the arithmetic says, and
-# is simpler. (That is our reading. vLLM's documents only say that preempted requests are recomputed.)
+# A good third of the work is saved, without moving a byte, and without a line of code for swapping. And recomputing
+# shares a step with the decodes of others, while a copy has to be waited for. So an engine that leaves swap out loses
+# less than the arithmetic says, and is simpler. (That is our reading. vLLM's documents only say that preempted
+# requests are recomputed.)
 #
 # ## The code as it stands
 #
@@ -517,6 +519,12 @@ show_source(Scheduler._admit, Scheduler._may_enter)
 # %% [markdown]
 # Three questions to read it with. Why does a preempted request go to the *left* of the queue? Why does `_admit` stop at the first one
 # that may not enter, rather than try the next? Why does an empty engine ignore the watermark?
+#
+# <details><summary>Answers</summary>
+#
+# It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine there is
+# nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
+# </details>
 #
 # With `preemption="auto"` the engine decides for each victim. It knows both speeds: it measured the copy when it started, and
 # measures the prefill as it goes. Say a token takes 1 ms to compute, and moving a block of 16 takes 4 ms on one
@@ -557,7 +565,7 @@ assert said == answers
 # | | if it does not |
 # |:--|:--|
 # | what runs is older than what waits | somebody waits for ever |
-# | who is let in can finish its prompt | half prompts hold all blocks, and nobody moves |
+# | a request that is let in can finish its prompt | half prompts hold all blocks, and nobody moves |
 # | a preempted request says what it would have said | wrong answers, only under load |
 # | what can never fit is refused at the door | it waits for ever, and everybody behind it |
 # | a step with requests does something, or raises | a server that is up, and silent |
@@ -600,8 +608,8 @@ except RuntimeError as error:
 assert "scheduled nothing" in message
 
 # %% [markdown]
-# Without that line the loop around `step` would spin for ever, with a server that answers health checks and no one else. A scheduler
-# that raises is a fault report; one that waits is a mystery.
+# Without that line the loop around `step` would spin for ever, in a server that answers health checks and nothing
+# else. A scheduler that raises is a fault report; one that waits is a mystery.
 #
 # ## Find the bug
 #
@@ -693,8 +701,8 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #
 # <details><summary>2. A request with a very long prompt waits at the head of the queue, and the pool is half free. Who suffers, and what would you lose by letting others pass?</summary>
 #
-# Everybody behind it. Let them pass, and there may always be another short one: it waits for ever, unless something
-# else (an age, a priority) bounds how often it is passed.
+# Everybody behind it. Let them pass, and there may always be another short one: the long one waits for ever, unless
+# something else (an age, a priority) bounds how often it is passed.
 # </details>
 #
 # <details><summary>3. A preempted request had 100 tokens of prompt and has said 40. How many tokens are computed when it returns, and how many new tokens come out of that?</summary>
@@ -717,12 +725,17 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 # ## Summary
 #
 # - Static batches run as long as their longest answer. Deciding anew at each step fills the rows as they become free.
-# - First come, first served; only who can finish its prompt enters; decodes first, within a budget of tokens.
+# - First come, first served; only a request that can finish its prompt enters; decodes come first, within a budget of
+#   tokens.
 # - Blocks run out in the middle: the youngest gives way, and returns before any newcomer. So nobody waits for ever.
 # - Recompute costs the tokens held, swap their blocks, twice. The ratio of prefill speed to bus speed decides, not the length.
 # - What can never fit is refused; a step that can do nothing raises.
 #
-# **Next:** lesson 12 puts it all together. To go back: [10 · Sharing prefixes](10_sharing_prefixes.ipynb).
+# **Write it yourself:** [exercise 11](../exercises/11_scheduler_step/11_scheduler_step.ipynb), one step of a
+# scheduler with preemption.
+#
+# **Next:** [12 · The engine, whole](12_engine.ipynb) puts it all together. To go back:
+# [10 · Sharing prefixes](10_sharing_prefixes.ipynb).
 #
 # ### Sources
 #
