@@ -46,9 +46,7 @@ from minipaged.engine.sharing import Sharing
 
 # %%
 my_fork_blocks = None  # your guess: blocks that the fork takes from the pool
-my_copies = (
-    None  # your guess: four such siblings, each appends a token: how many blocks are copied?
-)
+my_copies = None  # your guess: blocks copied when four such siblings append a token each
 my_saved = None  # your guess: percent of blocks saved, six answers each to short instructions
 
 # %% [markdown]
@@ -121,9 +119,8 @@ write(child, 6, rows[6])
 
 def changed_bytes(old, new):
     """Block -> bytes in it that differ."""
-    differ = old.view(torch.uint8).ne(
-        new.view(torch.uint8)
-    )  # [layers, blocks, slots, heads, bytes]
+    # [layers, blocks, slots, heads, bytes]
+    differ = old.view(torch.uint8).ne(new.view(torch.uint8))
     counts = differ.sum(dim=(0, 2, 3, 4)).tolist()
     return {block: count for block, count in enumerate(counts) if count}
 
@@ -178,7 +175,7 @@ assert sorted(one.blocks[-1] for one in siblings) == [1, 2, 3, 4]
 # ... three copy, and the last one keeps the original. That is why all copies are done *before* anything is written: it
 # is the source of the others.
 #
-# And when the fork falls on the end of a block, with eight tokens of four?
+# And when the fork falls on the end of a block, with eight tokens in blocks of four?
 
 # %%
 pool = BlockPool(16, enable_prefix_caching=False)
@@ -341,10 +338,10 @@ for how, held in (("together", held_together), ("apart", held_apart)):
 assert held_apart - held_together == (SAMPLES - 1) * (len(TASK) // 16) == 3 and len(TASK) == 20
 
 # %% [markdown]
-# The same tokens, and three blocks less: the prompt of 20 tokens has one full block of 16, kept once instead of four times. The
-# engine counts this for each request: of all entries in its block tables, summed over the steps, which share cost no
-# block because another table has it already? (The paper measures its "memory saving" in the same way: blocks saved by
-# sharing over blocks without sharing.)
+# The same tokens, and three blocks fewer: the prompt of 20 tokens has one full block of 16, kept once instead of four
+# times. The engine counts this for each request: of all entries in its block tables, summed over the steps, which
+# share cost no block because another table has it already? (The paper measures its "memory saving" in the same way:
+# blocks saved by sharing over blocks without sharing.)
 #
 # It can be predicted. A sample with $p$ prompt tokens has $\lceil t/B\rceil$ blocks when it has $t$ tokens, and
 # $\lfloor p/B\rfloor$ of them are kept once for all $n$:
@@ -461,10 +458,10 @@ assert np.median(lengths["instructions"][:, 0]) < 16 < 19
 #
 # ### Beam search
 #
-# Beam search keeps the `width` best hypotheses. At every token each is continued in all ways, and the best of *all*
-# continuations live on. If two of them have the same parent, the parent is forked. A parent without children is freed.
-# So relatives share not only the prompt but everything before they parted. Here is one search step by step, and beside
-# it one that gives every hypothesis private blocks: a full copy at every token.
+# Beam search keeps the `width` best texts so far, its *hypotheses*. At every token each is continued in all ways, and
+# the best of *all* continuations live on. If two of them have the same parent, the parent is forked. A parent without
+# children is freed. So relatives share not only the prompt but everything before they parted. Here is one search step
+# by step, and beside it one that gives every hypothesis private blocks: a full copy at every token.
 
 
 # %%
@@ -532,10 +529,10 @@ assert all(real[name, 6] > real[name, 2] + 10 for name in NAMES)
 assert all(real["chats", width] > real["instructions", width] for width in COUNTS)
 
 # %% [markdown]
-# Several times as much as samples save. But that is one prompt of each kind. For hundreds of requests with real
-# lengths the model is too slow here, so we replace it by dice: at each step every hypothesis gets, for its next token,
-# the probabilities that SmolLM2 had at *some* step of the searches above, drawn at random. The search, the tables and
-# the pool are the engine's own. Are dice a fair stand-in? The first table gives them the lengths of the two prompts
+# Far more than samples save. But that is one prompt of each kind. For hundreds of requests with real lengths the
+# model is too slow here, so we replace it by dice: at each step every hypothesis gets, for its next token, the
+# probabilities that SmolLM2 had at *some* step of the searches above, drawn at random. The search, the tables and the
+# pool are the engine's own. Are dice a fair stand-in? The first table gives them the lengths of the two prompts
 # above, beside the model; the second has the whole workloads.
 
 
@@ -866,6 +863,9 @@ show_source(engine_with_a_fault)
 #   several times as much.
 # - Sharing changes no token. When it does, look for a write into a block with two references.
 # - A reference count makes one mistake quieter: a second free takes somebody else's reference.
+#
+# **Write it yourself:** [exercise 09](../exercises/09_copy_on_write/09_copy_on_write.ipynb), reference counts, and a
+# table that copies when somebody writes.
 #
 # **Next:** [10 · Sharing prefixes](10_sharing_prefixes.ipynb): beginnings shared between requests that know nothing of one
 # another. To go back:
