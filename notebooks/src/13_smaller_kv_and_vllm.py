@@ -205,9 +205,9 @@ for kind in ("keys", "values"):
 #
 # ### What the model makes of it
 #
-# Does it matter? The same page, read from a cache in each format: how well does the model predict the next word
-# (from its [logits](../docs/glossary.md#logits); the figure is the [perplexity](../docs/glossary.md#perplexity), the number of tokens that it wavers between, so to say)? And how often
-# is its first choice another one?
+# Does it matter? The same page, read from a cache in each format: how well does the model predict the next word? The
+# measure is the [perplexity](../docs/glossary.md#perplexity), roughly the number of tokens that it wavers between; it
+# is computed from the [logits](../docs/glossary.md#logits). And how often does the first choice change?
 
 # %% tags=["nbval-ignore-output"]
 following = torch.tensor(ids[1:], device=device)[:, None]
@@ -245,9 +245,10 @@ say("""
 """)
 
 # %% [markdown]
-# One page is not a benchmark: a perplexity over so few tokens has noise of its own, and may even fall. The distance between
-# distributions, which looks at all tokens of the vocabulary, is the better witness. And greedy text? It follows the first
-# choice, so it parts ways at the first token where the choice is another.
+# One page is not a benchmark: a perplexity over so few tokens has noise of its own, and may even fall. The distance
+# between the distributions (their KL divergence, in thousandths of a nat), which looks at all tokens of the
+# vocabulary, is the better witness. And greedy text? It follows the first choice, so it parts ways at the first token
+# where the choice is another.
 
 # %% tags=["nbval-ignore-output"]
 prompt, answers = "The three most important things about memory are", {}
@@ -317,8 +318,8 @@ show(
 )
 
 # %% [markdown]
-# With a scale for a block int8 loses everywhere, and most where vectors are small: some of them are now worse than in fp8, which
-# hardly notices. Below, what is paid and what is got.
+# With a scale for a block int8 loses everywhere, and most where vectors are small: some of them are now worse than in
+# fp8, which hardly notices. The lower figure sets each format's bytes beside its perplexity.
 #
 # ## Why
 #
@@ -659,9 +660,9 @@ say(f"""
 """)
 
 # %% [markdown]
-# What the table leaves out: after every layer all cards must add up their results, and the memory for that; pipeline
-# parallelism sends less, but a card waits for the one before it unless several batches are under way. Those are times, and times have to be
-# measured on such machines. We have not.
+# What the table leaves out: twice in every layer all cards must add up their results, which also takes memory;
+# pipeline parallelism sends less, but a card waits for the one before it unless several batches are under way. Those
+# are times, and times have to be measured on such machines. We have not.
 #
 # ## Check yourself
 #
@@ -703,8 +704,8 @@ say(f"""
 # - 8 bits with a scale for each token and head: 1.88 times as many tokens here, not 2.
 # - int8 is the more exact of the two, as long as each vector has its own scale; fp8 forgives a coarse one.
 # - A scale belongs to what was written with it, and goes where it goes. One list says what a block is made of.
-# - vLLM kept blocks, tables, hashing and LRU. It dropped swapping, and forking with it copy-on-write for samples, which has come back for
-#   prefix hits inside a block.
+# - vLLM kept blocks, tables, hashing and LRU. It dropped swapping and forking, and with forking copy-on-write, which
+#   has come back for prefix hits that end inside a block.
 # - Tensor parallelism divides a token by its KV heads, and no further.
 #
 # **That was the last lesson.** The engine is yours to change; [CONTRIBUTING](../CONTRIBUTING.md) says how. To go back to the
