@@ -60,7 +60,8 @@ print(answer.outputs[0].text.strip())
 # 3. **why** it came out so, and **the code as it stands**: shown from its file in `minipaged/`, never a copy;
 # 4. **what must hold**: the rules that a correct engine never breaks, each as an `assert` that you can run;
 # 5. **find the bug**: a failure that really happened somewhere. You get the symptom; you name the cause;
-# 6. questions to **check yourself**, with answers folded away, and the **sources**.
+# 6. questions to **check yourself**, with answers folded away, and the **sources**. Lessons 01 to 12 also lead to an
+#    **exercise**, in which you write the decisive part yourself.
 #
 # Nothing here asks to be believed. Where the text states a number, a cell beside it computes the number and asserts
 # it. An assertion that does not hold stops the lesson, like this:
@@ -98,8 +99,8 @@ say(f"The longest of these requests needs {longest} of the {MAX_LEN} tokens, ans
 # %% [markdown]
 # ## Your prediction
 #
-# One token's keys and values take 23 040 bytes in this model (lesson 02 measures it). You can work both numbers out, or
-# feel them out. Write them down first.
+# One token's keys and values take 23 040 bytes in this model (lesson 02 measures it). You can work both numbers out,
+# or guess. Write them down first.
 
 # %%
 my_at_once_in_strips = None  # your guess: requests served at once
@@ -182,14 +183,14 @@ assert strips.figures()["steps"] > 3 * blocks.figures()["steps"]
 from minipaged.memory import blocks_for
 
 show_source(blocks_for)
-rows = [(f"{n} tokens", 512 * blocks_for(n, 512), 16 * blocks_for(n, 16)) for n in (1, 16, 17, 149)]
-table(["a request of", "holds in strips", "holds in blocks"], rows)
+rows = [(str(n), 512 * blocks_for(n, 512), 16 * blocks_for(n, 16)) for n in (1, 16, 17, 149)]
+table(["tokens of a request", "room it holds in strips", "room it holds in blocks"], rows)
 
 # %% [markdown]
 # ## What must hold
 #
-# Whatever the policy: everybody is served, in full; and every byte of the budget is accounted for at every step, used or
-# reserved or free. An engine that loses one byte in a step has lost them all by the evening.
+# Whatever the policy: everybody is served, in full; and every byte of the budget is accounted for at every step, used
+# or reserved or free. An engine that loses a block now and then has lost them all in the end.
 
 # %%
 for run in runs:
@@ -243,7 +244,7 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 # | 06 | [A first Triton kernel](06_first_triton_kernel.ipynb) | a kernel you can read, on a machine without a GPU |
 # | 07 | [A fast decode kernel](07_fast_decode.ipynb) | bytes, bandwidth, and where the time goes |
 # | 08 | [Prefill and chunks](08_prefill_and_chunks.ipynb) | ragged batches and the right corner of a mask |
-# | 09 | [Copy-on-write](09_copy_on_write.ipynb) | many answers to one question for the price of one |
+# | 09 | [Copy-on-write](09_copy_on_write.ipynb) | many answers to one question, which is stored once |
 # | 10 | [Sharing prefixes](10_sharing_prefixes.ipynb) | a system prompt stored once for everybody |
 # | 11 | [The scheduler](11_scheduler.ipynb) | who runs, who waits, who gives way |
 # | 12 | [The engine, whole](12_engine.ipynb) | one budget, hundreds of requests |
