@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -71,6 +72,18 @@ class Dispatcher:
                 yield output
         finally:
             self._remove([request])
+
+    @contextmanager
+    def alone(self, purpose: str) -> Iterator[None]:
+        """The engine's pool, storage and backend for `purpose` and nobody else: other threads wait.
+
+        Raises RuntimeError while requests are unfinished, for they hold blocks.
+        """
+        with self._lock:
+            unfinished = len(self.engine.requests)
+            if unfinished:
+                raise RuntimeError(f"{unfinished} requests are unfinished, {purpose} needs the pool")
+            yield
 
     def _add(self, requests: list[Request], inbox: deque[RequestOutput]) -> None:
         with self._lock:

@@ -184,24 +184,21 @@ class LLM:
         Raises ValueError, before anything runs, for a prompt that is not right or whose hypotheses might not
         fit in the pool; RuntimeError while other requests are unfinished, for they hold blocks.
         """
-        if self.engine.has_unfinished_requests():
-            raise RuntimeError(
-                f"{len(self.engine.requests)} requests are unfinished, beam search needs the pool"
-            )
-        return [
-            beam_search(
-                self.engine.runner.model,
-                self.engine.pool,
-                self.engine.storage,
-                self.engine.runner.backend,
-                token_ids,
-                params,
-                eos_token_ids=self.model_config.eos_token_ids,
-                max_model_len=self.max_model_len,
-                tokenizer=self.tokenizer,
-            )
-            for token_ids in self.engine.inputs.beam_prompts(as_prompts(prompts), params)
-        ]
+        with self._dispatcher.alone("beam search"):
+            return [
+                beam_search(
+                    self.engine.runner.model,
+                    self.engine.pool,
+                    self.engine.storage,
+                    self.engine.runner.backend,
+                    token_ids,
+                    params,
+                    eos_token_ids=self.model_config.eos_token_ids,
+                    max_model_len=self.max_model_len,
+                    tokenizer=self.tokenizer,
+                )
+                for token_ids in self.engine.inputs.beam_prompts(as_prompts(prompts), params)
+            ]
 
     def _serve(
         self,
