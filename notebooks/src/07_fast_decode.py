@@ -45,15 +45,16 @@ from minipaged.course.widgets import Explorable
 # A kernel takes 300 microseconds. Is that good? Nobody can say who does not know what the card had to do. So the question
 # is: **what must a decode step do at least, and how long does the card need for that?** Everything above is ours to remove.
 #
-# The step of this lesson: one layer of attention of Llama 3 8B (32 query heads on 8 KV heads of size 128, 16 bits), on an
-# H200. Its data sheet has the two numbers: memory is read at 4.8 TB/s, and the tensor cores do 989 TFLOP/s (10¹²
-# multiplications and additions a second) in 16 bits.
+# The step of this lesson: one layer of attention of Llama 3 8B (32 query heads on 8 KV heads of size 128, 16 bits),
+# on an H200. Its data sheet has the two numbers: memory is read at 4.8 TB/s, and the tensor cores do 989 TFLOP/s
+# (10¹² multiplications or additions a second) in 16 bits.
 
 # %% [markdown]
 # ## Your prediction
 #
 # 1. 32 conversations of 4096 tokens each get their next token. How many microseconds does the layer's attention take at least?
-# 2. The kernel of lesson 06 has one [program](../docs/glossary.md#program) for each query head. How often does it read each key?
+# 2. The kernel of lesson 06 has one [program](../docs/glossary.md#program) for each query head. How often does it
+#    read each key of this layer?
 # 3. An H200 has 132 [multiprocessors](../docs/glossary.md#multiprocessor). *One* conversation of 32 768 tokens, one program for
 #    each KV head: what percentage of the multiprocessors' time is used?
 
@@ -244,9 +245,10 @@ assert read == {"decode": GROUP * live_bytes, "decode_grouped": live_bytes}
 compare(my_reads_of_each_key, HEADS // KV_HEADS, "times, or once per query head of the group")
 
 # %% [markdown]
-# Both are right, and one reads every key three times: once for each query head of the group, because each query head is a
-# program of its own and programs do not talk to each other. In Llama 3 8B it would be four times. A card's cache may catch
-# some of that, when the programs of a group happen to run at the same time; a kernel should not need the luck.
+# Both are right, and one reads every key three times: once for each query head of the group, because each query head
+# is a program of its own and programs do not talk to each other. In Llama 3 8B it would be four times. A card's cache
+# may catch some of that, when the programs of a group happen to run at the same time; a kernel should not depend on
+# luck.
 #
 # ### Query heads in one tile
 #
@@ -310,7 +312,7 @@ for score, value in zip(scores, values, strict=True):
     before = seen[0]
     seen = together(seen, (score, 1.0, value))
     rows.append((f"{score:g}", seen[0], seen[1], seen[2], float(np.exp(before - seen[0]))))
-table(["score", "m", "s", "a", "old sums × "], rows)
+table(["score", "m", "s", "a", "old sums ×"], rows)
 assert abs(seen[2] / seen[1] - two_passes) < 1e-12
 
 # %% [markdown]
@@ -362,7 +364,7 @@ assert (len(whole), H200) == (8, 132) and share == 8 / 132
 compare(my_percent_used, round(100 * share), "percent")
 
 # %% [markdown]
-# Eight work, the others wait. And a multiprocessor cannot have more than its own loads on the way, so the memory waits too.
+# Eight work, the others wait. And a multiprocessor can have only so many loads on their way, so the memory waits too.
 #
 # [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context into parts. How long should a part be? Short enough
 # that there are several programs for each multiprocessor, and not so short that starting programs is all that happens.
@@ -380,7 +382,7 @@ for count, context in ((1, LONG), (1, 2048), (4, 8192), (32, 4096), (128, 4096))
         runs = run_programs(decode_programs([context] * count, KV_HEADS, keys), H200)
         shares.append(round(busy_share(runs, H200), 2))
     rows.append((f"{count} × {context}", part_len, count * KV_HEADS, len(runs), *shares))
-table(["batch", "keys per part", "programs", "when cut", "share used", "when cut"], rows)
+table(["batch", "keys per part", "programs", "programs, cut", "share used", "share, cut"], rows)
 assert rows[0][1:4] == (512, 8, 512) and rows[0][5] >= 0.95
 
 num_parts = LONG // arguments.keys_per_part(1, KV_HEADS, LONG, H200)
@@ -446,9 +448,10 @@ for count, context in ((64, 64), (16, 2048)):
 table(["", "ms", "GB/s of keys and values", "of a copy"], rows)
 
 # %% [markdown]
-# How much the gather loses depends on the length: its preparations cost the same for a short context as for a long one. And the last
-# column leaves work for a reader. A processor has few loads on the way, and little arithmetic for each byte. Short contexts may stay in its
-# cache. And find the loop in the C++ file that walks over the values once for *each* query head.
+# How much the gather loses depends on the length: its preparations cost the same for a short context as for a long one.
+# The smaller batch may stay in the processor's cache, and is then read faster than memory is copied. The larger one
+# comes from memory, in pieces of one block, and a core can have only few loads on their way. In the C++ file look for
+# `GROUP`: as in `decode_grouped`, a row that has been loaded serves all query heads of its group.
 #
 # ## The picture
 #
@@ -468,7 +471,7 @@ show(
 # Sixteen times sooner, *in this model*: every multiprocessor reads at the same rate, whatever the others do. A real card has
 # one memory for all, and lets several programs share a multiprocessor. The model says who has work, not how long it takes.
 #
-# Try it. When does cutting stop to matter? Which card needs it most?
+# Try it. When does cutting stop mattering? Which card needs it most?
 
 
 # %%
@@ -496,6 +499,9 @@ controls = {
 Explorable(controls, card_at_work)
 
 # %% [markdown]
+# Cutting matters as long as the programs that are not cut leave multiprocessors without work. So the card with the most
+# multiprocessors needs it most.
+#
 # ### The roof
 #
 # All of it in one drawing, the [roofline](../docs/glossary.md#roofline). On the slope, memory decides; on the flat part,
@@ -547,8 +553,10 @@ rows = [
 table(["", "registers", "spilled", "bytes a load", "tiles ahead", "tensor cores", "resident"], rows)
 
 # %% [markdown]
-# These are the kernels as the compiler makes them for an H100 or H200, with no such card here (`minipaged kernels` prints the full
-# table, for other cards too). The command runs in a process of its own, because Triton in this one interprets. Read it like this:
+# These are the kernels as the compiler makes them for an H100 or H200, with no such card here (`minipaged kernels`
+# prints the full table, for other cards too). The command runs in a process of its own, because Triton in this one
+# interprets. A row names the kernel, the numbers it reads, the head size (d) and the query heads of a group (g). Read
+# it like this:
 #
 # - *registers, spilled*: what does not fit in registers goes to memory, and memory is what we are short of. Nothing spills.
 # - *bytes a load*: a thread asks for 16 bytes at once, the most that one instruction usually can, where keys are 16-bit numbers.
@@ -573,8 +581,8 @@ assert all(H200 * each > bandwidth * LATENCY for each in on_the_way)
 assert 8 * max(on_the_way) < bandwidth * LATENCY
 
 # %% [markdown]
-# The last two lines are the answer. With programs on *all* multiprocessors, more bytes are on their way than a load of
-# a microsecond needs. With eight multiprocessors at work, never enough, however good the kernel.
+# The last two lines are the answer. With programs on *all* multiprocessors, more bytes are on their way than a load
+# of a microsecond needs. With eight multiprocessors at work, far fewer, however good the kernel.
 #
 # ### Predicted, and recorded
 #
@@ -626,7 +634,8 @@ show_source(attend.attend_keys.fn, attend.normalise.fn)
 show_source(decode_grouped.decode_grouped_kernel.fn)
 
 # %% [markdown]
-# The split differs in its range of keys and in what it stores. The second kernel adds up the parts. And the function that chooses them.
+# The split differs in its range of keys and in what it stores. The second kernel adds up the parts. Last comes the
+# function that chooses how long a part is.
 
 # %%
 show_source(decode_split.decode_split_kernel.fn)
@@ -767,8 +776,11 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # - Few long conversations leave a card idle. Cutting them gives every multiprocessor work; log-sum-exp puts the parts together.
 # - The compiler's report says without a card whether a kernel spills, how wide it loads and what is on its way. Only a card says how fast.
 #
-# **Next:** 08 · Prefill and chunks, where a key serves many queries and the bound is the other one. To go back:
-# [06 · A first Triton kernel](06_first_triton_kernel.ipynb).
+# **Write it yourself:** [exercise 07](../exercises/07_decode_kernel/07_decode_kernel.ipynb), a kernel that reads
+# through the table in one pass, and the sum of the parts.
+#
+# **Next:** [08 · Prefill and chunks](08_prefill_and_chunks.ipynb), where a key serves many queries and the bound is
+# the other one. To go back: [06 · A first Triton kernel](06_first_triton_kernel.ipynb).
 #
 # ### Sources
 #
