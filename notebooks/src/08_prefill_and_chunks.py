@@ -118,7 +118,8 @@ assert batch.positions.tolist() == [5, 0, 1, 2, 7, 8]
 assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
 
 # %% [markdown]
-# **Try one by hand**: C's first new token is at position 7, the last place of C's second block. That is block 9, so its slot is …
+# **Try one by hand**: C's first new token is at position 7, the last place of C's second block. That is block 9, so
+# its slot is … (row 4 of the table has it).
 #
 # Most of a model does not care whose token a row is: norms, projections and the MLP treat each row alone. Only attention does,
 # and it has `query_start`, the context lengths and the block tables. So a ragged step gives each sequence what it would
