@@ -52,8 +52,10 @@ my_times_more_for_256 = None  # your guess
 # ### First: is the answer the same?
 #
 # The model, in 32 bits so that rounding stays small; a cache with room for 512 tokens and a few more; and one function that
-# feeds some tokens of a text to the model. `start` says how many of them are in the cache already. (The cache consists of
-# blocks of 16 tokens. Here they simply follow one another; lesson 04 says what they are for.)
+# feeds some tokens of a text to the model. `start` says how many of them are in the cache already.
+#
+# The cache consists of blocks of 16 tokens. Here they simply follow one another; lesson 04 says what they are for. The batch
+# tells the model which blocks a text has, how many of its tokens are new, and how many there are in all.
 
 # %%
 device, _ = pick_device()
