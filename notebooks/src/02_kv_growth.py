@@ -96,7 +96,7 @@ assert bytes_written() == 0
 
 # %% [markdown]
 # Which tokens the model reads does not matter for the count. `AttentionBatch` tells it where each token's key and value
-# go. What is in it is the subject of lesson 05; here all blocks simply follow one another.
+# go. What is in it is the subject of lesson 08; here all blocks simply follow one another.
 
 # %%
 backend = get_backend("auto", device)
