@@ -176,7 +176,8 @@ show(
 #
 # **Reserved for tokens to come** (dark grey). Say the answer will be 400 tokens long and has 50 now. The other 350 slots will
 # be used, but nobody can use them *meanwhile*. Every rule has this, the oracle too: it is the price of reserving in
-# advance at all. How much it is follows from the lengths (next cell).
+# advance at all. How much it is follows from the lengths: a request with $p$ prompt tokens and $s$ steps holds $p$, $p + 1$, …,
+# $p + s - 1$ tokens, one step after the other, and had room for all $p + s - 1$ from the start (next cell).
 #
 # **Never used** (light grey), or [internal fragmentation](../docs/glossary.md#internal-fragmentation). The reservation was
 # too long. Better guesses make it smaller.
@@ -219,7 +220,7 @@ show(
 
 # %% [markdown]
 # Why does nobody move into the white? Step through the moments at which a request ended or came. The bar is the memory;
-# below it is the request that waits, to the same scale.
+# below it is the request that waits, `waiting` slots long, to the same scale.
 
 # %%
 placed = [[strip.start for strip in step.strips] for step in history]
@@ -283,10 +284,11 @@ show(
 #
 # One reads that servers before paging wasted "up to 60 %" of their KV memory, or "60 to 80 %" (the announcement of vLLM, June
 # 2023). Is that so? It depends on three things that are rarely stated with it: the rule, the traffic, and the maximum.
-# Here are our figures, with real traffic as well: the conversations and the code completions of two Azure services.
+# Here are our figures, with real traffic as well: the conversations and the code completions of two Azure services. Each
+# budget has room for seven of the longest requests and a little more, as above.
 
 # %%
-traffic = {
+traffic = {  # lengths, longest request allowed, slots
     "ShareGPT-like": (lengths, MAX_LEN, BUDGET),
     "Azure conversations": (azure_lengths("conv")[:3000], 16384, 7 * 16384 + 2048),
     "Azure code": (azure_lengths("code")[:3000], 8192, 7 * 8192 + 1024),
