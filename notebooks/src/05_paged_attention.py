@@ -162,7 +162,9 @@ assert len(mine.blocks) * BLOCK_SIZE - len(noticed) == 12
 # | **gather** | float32 | collects all keys of a batch through the tables, padded and masked |
 #
 # And not on one sequence but on a [ragged batch](../docs/glossary.md#ragged-batch): sequences of different lengths, laid end
-# to end. The lengths are one, an exact multiple of the block size, one more, many. Once with every token a query (prefill), once with the last token of each (decode).
+# to end. The lengths are one, an exact multiple of the block size, one more, many; once with every token a query (prefill),
+# once with the last token of each (decode). `AttentionBatch.build` is given each sequence's blocks, how many of its tokens are
+# queries, and how many it has in all (lesson 08 looks inside).
 
 # %%
 lengths = [1, 16, 17, 100, 128]
