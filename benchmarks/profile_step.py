@@ -31,7 +31,8 @@ from minipaged.course.stopwatch import Stopwatch
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 from minipaged.engine.sampling_params import SamplingParams
-from minipaged.model.compiled import CompiledLayer, CompiledLinear, CompiledRMSNorm, prepare_for_cpu
+from minipaged.model.compiled import prepare_for_cpu
+from minipaged.model.compiled_modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
 from minipaged.model.llama import MLP, Attention, Linear, RMSNorm
 from minipaged.model.loading import load_model
 from minipaged.model.packing import PackedLinear, pack_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p
+from ctypes import c_char_p, c_int64
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,9 @@ from minipaged.attention.cpu_arguments import (
     LANES,
     LARGEST_HEAD,
     NAMES,
-    After,
     DecodeStep,
     Functions,
+    Layers,
     PrefillStep,
     Product,
 )
@@ -30,13 +30,15 @@ class CpuKernels:
     """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._decode, self._prefill, self._product = {}, {}, {}
+        self._decode, self._prefill, self._product, self._layers = {}, {}, {}, {}
         self._norm, self._turn, self._store = {}, {}, {}
         for dtype, name in NAMES.items():
             functions = Functions.in_dll(library, f"functions_{name}")
             self._decode[dtype] = getattr(library, f"decode_{name}")
             self._prefill[dtype] = getattr(library, f"prefill_{name}")
             self._product[dtype] = getattr(library, f"product_{name}")
+            self._layers[dtype] = getattr(library, f"layers_{name}")
+            self._layers[dtype].restype = c_int64
             self._norm[dtype], self._turn[dtype] = functions.norm, functions.turn
             self._store[dtype] = functions.store
         self._fast = (c_char_p.in_dll(library, "fast_products").value or b"").decode().split()
@@ -46,21 +48,13 @@ class CpuKernels:
 
         query, output: [num_tokens, num_query_heads, head_size], output contiguous, heads of query dense.
         """
-        a, kv_heads = step.arguments, layer.key.shape[2]
-        a.query, a.query_stride, a.out = query.data_ptr(), query.stride(0), output.data_ptr()
-        a.keys, a.values = layer.key.data_ptr(), layer.value.data_ptr()
-        a.heads, a.kv_heads, a.size, a.scale = query.shape[1], kv_heads, query.shape[2], scale
-        # Few sequences: their heads apart, so that all threads have work.
-        a.kv_together = kv_heads if a.num_seqs >= 4 * torch.get_num_threads() else 1
-        self._decode[query.dtype](ctypes.byref(a))
+        step.point_at(output, query, layer, scale)
+        self._decode[query.dtype](ctypes.byref(step.arguments))
 
     def prefill(self, output: Tensor, query: Tensor, layer: LayerKV, step: PrefillStep, scale: float) -> None:
         """As `decode`, for the sequences of `step` with several query tokens each."""
-        a = step.arguments
-        a.query, a.query_stride, a.out = query.data_ptr(), query.stride(0), output.data_ptr()
-        a.keys, a.values = layer.key.data_ptr(), layer.value.data_ptr()
-        a.heads, a.kv_heads, a.size, a.scale = query.shape[1], layer.key.shape[2], query.shape[2], scale
-        self._prefill[query.dtype](ctypes.byref(a))
+        step.point_at(output, query, layer, scale)
+        self._prefill[query.dtype](ctypes.byref(step.arguments))
 
     def write_kv(self, layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store a row per token. Raises IndexError for slots behind the cache.
@@ -72,8 +66,7 @@ class CpuKernels:
             key.data_ptr(), value.data_ptr(), slots.data_ptr(), layer.key.data_ptr(), layer.value.data_ptr(),
             num_slots, slots.shape[0], key.stride(0), key.shape[1] * key.shape[2],
         )  # fmt: skip
-        if behind:
-            raise IndexError(f"{behind} of {len(slots)} slots lie behind the {num_slots} slots of the cache")
+        require_inside(behind, len(slots), num_slots)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x, result: [rows, size], contiguous; size a multiple of `LANES`."""
@@ -92,27 +85,20 @@ class CpuKernels:
         """Whether `product` beats torch's on this processor."""
         return NAMES.get(dtype) in self._fast
 
-    def product(
-        self,
-        x: Tensor,
-        packed: Tensor,
-        out: Tensor,
-        after: After,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> None:
-        """out = x · weightᵀ and what `after` says. x, out: contiguous, [rows, columns].
+    def product(self, x: Tensor, weight: Product, out: Tensor) -> None:
+        """out = x · weightᵀ and what follows it. x, out: contiguous, [rows, columns]; of LARGEST int64 [rows]."""
+        weight.x, weight.out, weight.rows = x.data_ptr(), out.data_ptr(), x.shape[0]
+        self._product[x.dtype](ctypes.byref(weight))
 
-        After LARGEST out is int64 [rows].
+    def run_layers(self, step: Layers, dtype: torch.dtype) -> None:
+        """All layers of a model. Raises IndexError for slots behind the cache."""
+        require_inside(self._layers[dtype](ctypes.byref(step)), step.rows, step.num_slots)
 
-        packed: a weight as `packing.in_panels` lays it out. norm, eps: of the RMSNorm that x goes through.
-        """
-        norm_weight = None if norm is None else norm.data_ptr()
-        rows, panels, words = x.shape[0], packed.shape[0], packed.shape[1]
-        arguments = Product(
-            x.data_ptr(), norm_weight, packed.data_ptr(), out.data_ptr(), rows, words, panels, eps, after
-        )
-        self._product[x.dtype](ctypes.byref(arguments))
+
+def require_inside(behind: int, count: int, num_slots: int) -> None:
+    """Raise IndexError if some of the slots of a step, `behind` of `count`, lie behind the cache."""
+    if behind:
+        raise IndexError(f"{behind} of {count} slots lie behind the {num_slots} slots of the cache")
 
 
 def can_decode(query: Tensor, layer: LayerKV) -> bool:

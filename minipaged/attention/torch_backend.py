@@ -120,7 +120,7 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, *, compiled: bool = True) -> None:
-        self._compiled = compiled
+        self.compiled = compiled
         self._batch: AttentionBatch | None = None  # the batch the values below were made for
         self._decodes, self._num_decodes = torch.empty(0, dtype=torch.int64), 0
         self._step: DecodeStep | None = None
@@ -129,7 +129,7 @@ class TorchBackend:
         self._prefill: list[PrefillPlan] = []
 
     def _kernels(self, device: torch.device) -> CpuKernels | None:
-        return cpu_kernel.load() if self._compiled and device.type == "cpu" else None
+        return cpu_kernel.load() if self.compiled and device.type == "cpu" else None
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         kernels = self._kernels(key.device)

@@ -181,6 +181,23 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class DecoderLayers(nn.ModuleList):
+    """All layers, one after the other, each with keys and values of its own."""
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: AttentionBatch,
+        storage: KVStorage,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        for index, layer in enumerate(self):
+            x = layer(x, cos, sin, storage.layer(index), batch, backend)
+        return x
+
+
 class LlamaModel(nn.Module):
     """A Llama whose weights are undefined until `weights.build_model` or `tiny.random_llama` fills them."""
 
@@ -190,7 +207,7 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
+        self.layers = DecoderLayers(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.rotary = RotaryEmbedding(config, dtype, device)
         if config.tie_word_embeddings:
@@ -217,9 +234,7 @@ class LlamaModel(nn.Module):
         """
         x = self.embed_tokens(token_ids)  # [T, hidden]
         cos, sin = self.rotary(batch.positions)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, storage.layer(index), batch, backend)
-        return self.norm(x)
+        return self.norm(self.layers(x, cos, sin, batch, storage, backend))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Score the vocabulary for the rows given: [R, hidden_size] -> float32 [R, vocab_size].

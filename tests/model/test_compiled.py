@@ -8,7 +8,8 @@ import torch
 
 from minipaged.attention import cpu_kernel
 from minipaged.attention.cpu_kernel import CpuKernels
-from minipaged.model.compiled import CompiledLayer, CompiledLinear, CompiledRMSNorm, use_compiled_kernels
+from minipaged.model.compiled import use_compiled_kernels
+from minipaged.model.compiled_modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
 from minipaged.model.llama import Linear, RMSNorm, rotate
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import logits_of

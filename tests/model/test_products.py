@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from minipaged.attention import cpu_kernel
 from minipaged.attention.cpu_arguments import After
-from minipaged.model.compiled import CompiledHead, CompiledLinear, CompiledRMSNorm
+from minipaged.model.compiled_modules import CompiledHead, CompiledLinear, CompiledRMSNorm
 from minipaged.model.llama import RMSNorm
 from minipaged.model.packing import in_panels
 

@@ -3,25 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <vector>
-#include "lanes.h"
+#include "arguments.h"
 
 constexpr int LARGEST_HEAD = 256;
 struct Scratch { std::vector<int64_t> rows; std::vector<float> query, weights; };
-template <typename T> struct Batch {
-    const T *query, *keys, *values;       // query: row r begins at r * query_stride; cache: [slots, kv_heads, size]
-    T* out;                               // [num_tokens, heads, size]
-    const int64_t* seqs;                  // [num_seqs]: the sequences to serve
-    const int32_t *rows, *lens, *tables;  // sequence i: query in row rows[i], lens[i] >= 1 keys, blocks in row i
-    int64_t num_seqs, table_stride, block_size, query_stride, heads, kv_heads, size;
-    int64_t kv_together;  // KV heads a thread takes at once: all of them reads the cache in order, one spreads more
-    float scale;
-};
 
 // One sequence, the KV heads from `kv` on: scores of all keys, their softmax, the weighted sum of the values.
 // SIZE is the head size and GROUP the query heads that use a cached row once it is loaded, both known when compiling
 // so that the loops over them become straight vector code; 0 and 1 serve any.
 template <typename T, int SIZE, int GROUP>
-static void attend(const Batch<T>& b, int64_t seq, int64_t kv, Scratch& s) {
+static void attend(const Decodes<T>& b, int64_t seq, int64_t kv, Scratch& s) {
     const int64_t size = SIZE ? SIZE : b.size, parts = size / LANES, len = b.lens[seq], group = b.heads / b.kv_heads;
     const int64_t heads = b.kv_together * group, width = b.kv_together * size * sizeof(T), row = b.rows[seq];
     const int32_t* table = b.tables + seq * b.table_stride;
@@ -59,11 +50,12 @@ static void attend(const Batch<T>& b, int64_t seq, int64_t kv, Scratch& s) {
                 for (int g = 0; g < GROUP; g++) acc[g][p] += w[(h + g) * len + pos] * value;
             }
         T* const out = b.out + (row * b.heads + kv * group + h) * size;
-        for (int64_t i = 0; i < GROUP * parts; i++) store(acc[i / parts][i % parts] / total[i / parts], out + i * LANES);
+        for (int64_t i = 0; i < GROUP * parts; i++)
+            store(acc[i / parts][i % parts] / total[i / parts], out + i * LANES);
     }
 }
 
-template <typename T> static void decode(const Batch<T>& b) {
+template <typename T> void decode(const Decodes<T>& b) {
     const int64_t size = b.size, group = b.heads / b.kv_heads;
     const auto attend_some = size == 64 && group % 3 == 0 ? attend<T, 64, 3> : size == 64 && group % 4 == 0
         ? attend<T, 64, 4> : size == 128 && group % 4 == 0 ? attend<T, 128, 4> : attend<T, 0, 1>;
@@ -75,5 +67,7 @@ template <typename T> static void decode(const Batch<T>& b) {
             for (int64_t kv = 0; kv < b.kv_heads; kv += b.kv_together) attend_some(b, b.seqs[i], kv, scratch);
     }
 }
-extern "C" void decode_float32(const Batch<float>* batch) { decode(*batch); }
-extern "C" void decode_bfloat16(const Batch<bfloat16>* batch) { decode(*batch); }
+template void decode(const Decodes<float>&);
+template void decode(const Decodes<bfloat16>&);
+extern "C" void decode_float32(const Decodes<float>* b) { decode(*b); }
+extern "C" void decode_bfloat16(const Decodes<bfloat16>* b) { decode(*b); }

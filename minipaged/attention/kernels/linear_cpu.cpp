@@ -8,18 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "arguments.h"
 #include "tile.h"
 
 constexpr int64_t BLOCK = 240;  // rows that stay in a core's own cache while it goes through its panels
-enum After { ROUND, KEEP_FLOAT32, ADD, GATE, LARGEST };
-template <typename T> struct Product {
-    const T *x, *norm;       // [rows, depth]; weight of the RMSNorm that the rows go through first, or null
-    const uint32_t* weight;  // [panels, words, WIDTH], see tile.h
-    void* out;               // [rows, columns]; float32 of KEEP_FLOAT32; half as many of GATE; int64 [rows] of LARGEST
-    int64_t rows, words, panels;
-    float eps;               // of the norm
-    int32_t after;           // ADD: to what is in out. GATE: a panel has 16 gates and their 16 ups, silu(gate) * up
-};
 
 template <typename T> static void finish(const Product<T>& p, const Lanes* sums, int64_t row, int64_t panel) {
     const int64_t at = (row * p.panels + panel) * (p.after == GATE ? LANES : WIDTH);
@@ -68,7 +60,7 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
     }
 }
 
-template <typename T> static void product(const Product<T>& p) {
+template <typename T> void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
     const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
     const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -FLT_MAX, 0});
@@ -101,6 +93,8 @@ template <typename T> static void product(const Product<T>& p) {
         merge(all, seen, static_cast<int64_t*>(p.out));
     }
 }
+template void product(const Product<float>&);
+template void product(const Product<bfloat16>&);
 extern "C" void product_float32(const Product<float>* p) { product(*p); }
 extern "C" void product_bfloat16(const Product<bfloat16>* p) { product(*p); }
 // For these dtypes it has the instructions, and threads; without them torch's products are faster.

@@ -5,17 +5,9 @@
 #include <cmath>
 #include <vector>
 
+#include "arguments.h"
 #include "tile.h"
 
-struct Task { int32_t seq, first, end, keys; };  // query rows first to end - 1; the first one sees `keys` keys
-template <typename T> struct Prompts {
-    const T *query, *keys, *values;  // query: row r begins at r * query_stride; cache: [slots, kv_heads, size]
-    T* out;                          // [num_tokens, heads, size]
-    const Task* tasks;
-    const int32_t* tables;           // blocks of sequence i in row i
-    int64_t num_tasks, table_stride, block_size, query_stride, heads, kv_heads, size;
-    float scale;
-};
 template <typename T> struct Scratch {
     std::vector<uint32_t> keys, values;  // panels of tile.h: a key is a column of one, a head's number of another
     std::vector<T> query, weights;       // a tile's rows of both products
@@ -99,7 +91,7 @@ template <typename T> static void attend(const Prompts<T>& b, const Task& task, 
     }
 }
 
-template <typename T> static void prefill(const Prompts<T>& b) {
+template <typename T> void prefill(const Prompts<T>& b) {
 #pragma omp parallel
     {
         Scratch<T> scratch;
@@ -108,5 +100,7 @@ template <typename T> static void prefill(const Prompts<T>& b) {
             for (int64_t kv = 0; kv < b.kv_heads; kv++) attend(b, b.tasks[i], kv, scratch);
     }
 }
+template void prefill(const Prompts<float>&);
+template void prefill(const Prompts<bfloat16>&);
 extern "C" void prefill_float32(const Prompts<float>* prompts) { prefill(*prompts); }
 extern "C" void prefill_bfloat16(const Prompts<bfloat16>* prompts) { prefill(*prompts); }
