@@ -399,9 +399,10 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 # <details><summary><b>The cause</b></summary>
 #
 # Positions. They are counted from 0 in every step, so each new token is taken for the first of the text, and its query and key
-# are turned by the wrong angle. In the first step the count happens to be right, which is why the first token is right, too. The same mistake has been found where a cached prefix is skipped and the rest of the prompt is numbered
-# from 0 again (MinivLLM, pull request 98, and others). A test of "does it return tokens" cannot see it; a comparison of
-# logits does at once.
+# are turned by the wrong angle. In the first step the count happens to be right, which is why the first token is right, too.
+# The same mistake has been found where a cached prefix is skipped and the rest of the prompt is numbered from 0 again
+# (MinivLLM, pull request 98, and others). A test of "does it return tokens" cannot see it; a comparison of logits does at
+# once.
 # </details>
 
 # %% [markdown]

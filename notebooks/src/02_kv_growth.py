@@ -413,7 +413,8 @@ show_source(MemoryPlan.kv_bytes, MemoryPlan.num_blocks, MemoryPlan.requests)
 # | a byte count asks the *model* for its head size | see below |
 #
 # Why *equals*, and not "about"? In another course a formula for KV memory was off by a factor of four. Its test only asked
-# whether the result lay in a range, and the range was wide enough (TrenTorch, pull request 192). A number that can be exact should be tested exactly.
+# whether the result lay in a range, and the range was wide enough (TrenTorch, pull request 192). A number that can be exact
+# should be tested exactly.
 
 # %%
 for dtype in (torch.float32, half, torch.int8, torch.float8_e4m3fn):

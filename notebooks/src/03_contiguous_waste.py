@@ -117,9 +117,9 @@ assert held["maximum"] < 25 < 38 < held["power_of_two"] < held["oracle"] < 50
 #
 # ### Beside the paper: where does the difference come from?
 #
-# The order is the same and the first rule agrees. The other two do better here than in the paper. There are two suspects. The *lengths*: the
-# paper prints only means, so the spread is our choice. And the *allocator*: the paper's servers place strips with a buddy
-# allocator, which gives out powers of two; ours gives out what was asked for.
+# The order is the same and the first rule agrees. The other two do better here than in the paper. There are two suspects. The
+# *lengths*: the paper prints only means, so the spread is our choice. And the *allocator*: the paper's servers place strips
+# with a buddy allocator, which gives out powers of two; ours gives out what was asked for.
 #
 # The lengths first. Of the slots that hold a token now or will hold one later, what part holds one now? That
 # depends on the lengths alone, not on how strips are placed. The paper's figure 2 has both shares for each rule.
@@ -135,8 +135,8 @@ table(
 assert all(abs(now[rule] - paper_now[rule]) < 0.03 for rule in RULES)
 
 # %% [markdown]
-# The lengths are alike. Now the other suspect: round every strip up to a power of two, as a buddy allocator would, and change nothing
-# else.
+# The lengths are alike. Now the other suspect: round every strip up to a power of two, as a buddy allocator would, and change
+# nothing else.
 
 
 # %%
@@ -250,8 +250,8 @@ assert share_stuck > 0.5
 # %% [markdown]
 # ### The longer the maximum, the worse
 #
-# Under the first rule the number of requests at once has nothing to do with the requests. Allow them to be twice as long, and the
-# reservations double; the requests that come do not. A request holds some number of tokens on average, whatever was
+# Under the first rule the number of requests at once has nothing to do with the requests. Allow them to be twice as long, and
+# the reservations double; the requests that come do not. A request holds some number of tokens on average, whatever was
 # reserved, so the share that holds tokens must be that number divided by the longest length allowed. Predicted from the
 # lengths (the line), measured (the dots):
 

@@ -337,8 +337,8 @@ assert 5 * 16 < chosen.num_tokens < 512 / 5
 # | end of the last block | – | this is what is left |
 #
 # How much is left? A request's last block has 1 to 16 tokens in it. If every number is equally likely, 0 to 15 slots are empty,
-# on average 7.5; with blocks of $B$ tokens, $(B-1)/2$. The longest request allowed, which ruined the strips, is not in the formula.
-# Does that hold?
+# on average 7.5; with blocks of $B$ tokens, $(B-1)/2$. The longest request allowed, which ruined the strips, is not in the
+# formula. Does that hold?
 
 # %%
 SIZES = [2**i for i in range(9)]  # 1, 2, 4, ..., 256
@@ -554,10 +554,10 @@ assert careful.num_free == 4 and careful.allocate(1) != careful.allocate(1)
 # %% [markdown]
 # ## Find the bug
 #
-# A kernel, a function that runs on a GPU, writes each new key to its place in one flat array. All its tests pass: small pools, random tables, every block size.
-# On a large card the server runs well for an hour. Then, when many requests run at once, it dies of an illegal memory access;
-# on some cards it does not die, and answers nonsense. A block of this model has 480 × 576 numbers. To save bandwidth,
-# block tables are 32-bit integers.
+# A kernel, a function that runs on a GPU, writes each new key to its place in one flat array. All its tests pass: small
+# pools, random tables, every block size. On a large card the server runs well for an hour. Then, when many requests run at
+# once, it dies of an illegal memory access; on some cards it does not die, and answers nonsense. A block of this model has
+# 480 × 576 numbers. To save bandwidth, block tables are 32-bit integers.
 
 # %%
 NUMBERS_PER_BLOCK = 480 * 576
@@ -588,9 +588,10 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # <details><summary><b>The cause</b></summary>
 #
 # The product of two 32-bit integers is a 32-bit integer. From block 7768 on it would be 2³¹ or more; it wraps round and
-# becomes negative: the key is written far *before* the cache. Small pools never get there. vLLM had exactly this, with exactly these numbers (pull
-# request 47671). The table may stay in 32 bits; the block number has to become 64 bits wide *before* it is multiplied. In
-# `minipaged`, `BlockTable.slots` returns `int64`, and the kernels widen each number as they load it.
+# becomes negative: the key is written far *before* the cache. Small pools never get there. vLLM had exactly this, with
+# exactly these numbers (pull request 47671). The table may stay in 32 bits; the block number has to become 64 bits wide
+# *before* it is multiplied. In `minipaged`, `BlockTable.slots` returns `int64`, and the kernels widen each number as they
+# load it.
 #
 # No large card is needed to test it: the address arithmetic can be tried alone, as here. That is one reason to keep it in a
 # function of its own.

@@ -154,9 +154,8 @@ show_source(write_kv_kernel.fn)
 # %% [markdown]
 # `.to(tl.int64)` in its first line will matter further down. `write_rows` stores one tile; into a cache of a small number
 # format it first scales the numbers, so that the largest becomes `LARGEST`. Now three sequences, with SmolLM2's heads, in blocks
-# of four that are scattered over a pool of 24. The pool is filled with NaN first, so that we see all that is written, and nothing
-# else. A
-# *launch* is a kernel, its grid and its arguments in one value, which can be run, or only compiled.
+# of four that are scattered over a pool of 24. The pool is filled with NaN first, so that we see all that is written, and
+# nothing else. A *launch* is a kernel, its grid and its arguments in one value, which can be run, or only compiled.
 
 # %%
 HEADS, KV_HEADS, HEAD_SIZE = 9, 3, 64
@@ -199,8 +198,8 @@ assert int((~layer.key.isnan()).all(dim=(2, 3)).sum()) == sum(LENGTHS) == launch
 # ### Reading through the table
 #
 # The second kernel is [decode](../docs/glossary.md#decode): each sequence has one query token, and each of its query heads has
-# a program of its own. The program walks over the keys of its sequence, tile by tile. For each tile it looks up the blocks, and reads
-# the slots where they are. These two lines of arithmetic are all that paging asks of a kernel:
+# a program of its own. The program walks over the keys of its sequence, tile by tile. For each tile it looks up the blocks,
+# and reads the slots where they are. These two lines of arithmetic are all that paging asks of a kernel:
 
 # %%
 from minipaged.attention.kernels.addresses import look_up_blocks, slot_offsets
@@ -222,8 +221,8 @@ written = (~output.isnan()).all(dim=-1)  # [sequences, query heads]
 assert written.nonzero().tolist() == [[0, 0], [0, 1]]
 
 # %% [markdown]
-# Now all programs, checked against two other implementations: torch, which gathers, and the [reference of lesson 05](05_paged_attention.ipynb), which loops
-# over tokens in float64.
+# Now all programs, checked against two other implementations: torch, which gathers, and the reference of
+# [lesson 05](05_paged_attention.ipynb), which loops over tokens in float64.
 
 # %% tags=["nbval-ignore-output"]
 from minipaged.attention.reference import ReferenceBackend
@@ -414,8 +413,8 @@ for tile in (4, 8, 16, 32):
 assert all(torch.allclose(answer, output, atol=1e-5) for answer in by_tile)
 
 # %% [markdown]
-# **Why 16 bytes at a time?** Because the compiler *knows* that it may. It was told that the cache begins at a multiple of 16 bytes
-# and that the strides are multiples of 16 numbers. Compile it once more, with heads that lie 136 numbers apart:
+# **Why 16 bytes at a time?** Because the compiler *knows* that it may. It was told that the cache begins at a multiple of 16
+# bytes and that the strides are multiples of 16 numbers. Compile it once more, with heads that lie 136 numbers apart:
 
 # %%
 apart = loads_of(Listing.parse(compiling_process("-c", COMPILE, "136")))[LINES["keys"]]
@@ -428,8 +427,8 @@ assert 136 * BYTES % 16 == 0 and 136 % 16 != 0
 # compiler is told of a stride is whether it is a multiple of 16. In the engine's cache all strides are multiples of the head
 # size, so a head size that is a multiple of 16 is enough. The answers are the same either way: only the listing tells.
 #
-# **Why `exp2` in the code, where softmax has $e^x$?** The hardware has a power of two, `ex2`. $e^x = 2^{x \log_2 e}$, and the factor
-# is put into the scale, once, outside the loop.
+# **Why `exp2` in the code, where softmax has $e^x$?** The hardware has a power of two, `ex2`. $e^x = 2^{x \log_2 e}$, and the
+# factor is put into the scale, once, outside the loop.
 #
 # **Why does it keep a maximum, and change it?** The softmax needs the largest score to stay in range, and a program that sees
 # its keys tile by tile does not know it yet. So it takes the largest *so far* and rescales when a larger one comes: the
@@ -443,8 +442,8 @@ assert 136 * BYTES % 16 == 0 and 136 % 16 != 0
 show_source(decode_kernel.fn, decode_launch)
 
 # %% [markdown]
-# Read it with four questions. Which lines depend on the program's number? Which lanes are masked, and what do they get? Where does
-# a table entry become an address? What is kept from one tile to the next?
+# Read it with four questions. Which lines depend on the program's number? Which lanes are masked, and what do they get? Where
+# does a table entry become an address? What is kept from one tile to the next?
 #
 # ## What must hold
 #
@@ -557,7 +556,8 @@ compare(my_right_blocks, first_bad, "blocks are right")
 #
 # Entries of a block table are 32-bit integers, and so is a stride. Their product is one too, and wraps around at $2^{31}$, to
 # a *negative* place. The pool of the test was too small to get there. With two bytes for each number that takes only some
-# gigabytes of keys, which many cards have room for. In the morning the pool handed out low blocks; in the evening the high ones were in use.
+# gigabytes of keys, which many cards have room for. In the morning the pool handed out low blocks; in the evening the high
+# ones were in use.
 #
 # It is the overflow of lesson 04, now inside a kernel (there, with blocks 276 480 numbers apart, it began at block 7768). The
 # cure is one word: widen the id *before* multiplying. Widening the product comes too late.
