@@ -473,8 +473,8 @@ answers = np.sort(more[:6000, 1])
 assert answers[-1] > 1.9 * answers[-2] and answers[-1] > 2 * rows[0][2]
 
 # %% [markdown]
-# It does, slowly. Among the first 6000 is one answer twice as long as any other; it counts in the formula, and the queue was
-# empty long before it ended. Averages of lengths that differ so much need long traffic.
+# It does, slowly. Among the first 6000 is one answer almost twice as long as any other; it counts in the formula, and
+# the queue was empty long before it ended. Averages of lengths that differ so much need long traffic.
 #
 # The formula knows three things about the traffic and one about the block. The longest length is not among them:
 
@@ -773,8 +773,11 @@ assert llm.engine.pool.num_free == llm.engine.pool.num_blocks and not llm.engine
 # - Plan, compute, commit. The budget is never exceeded, every block comes home, the tokens are the same.
 # - Whoever starts a request ends it, on every way out.
 #
-# **Next:** lesson 13 makes keys and values smaller, and compares all of this with vLLM today. To go back:
-# [00 · Start here](00_start_here.ipynb), which has the map.
+# **Write it yourself:** [exercise 12](../exercises/12_capstone/12_capstone.ipynb), your pool, your table and your
+# kernel in this engine.
+#
+# **Next:** [13 · Smaller K and V; and vLLM today](13_smaller_kv_and_vllm.ipynb) makes keys and values smaller, and
+# compares all of this with vLLM today. To go back: [00 · Start here](00_start_here.ipynb), which has the map.
 #
 # ### Sources
 #
