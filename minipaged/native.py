@@ -36,7 +36,7 @@ def load() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_build(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without home
         reason = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1:]
         warnings.warn(f"the CPU runs plain torch, the kernels were not built: {reason}", stacklevel=2)
         return None

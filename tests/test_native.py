@@ -68,3 +68,16 @@ def test_a_compiler_that_fails_is_missed_without_harm(fresh_load, monkeypatch):
     with pytest.warns(UserWarning, match="no such header"):
         assert native.load() is None
     assert list((fresh_load / "minipaged").iterdir()) == []
+
+
+@needs_compiler
+def test_a_user_without_a_home_is_served_by_torch(fresh_load, monkeypatch):
+    """As in a container that runs under a number which no password file knows."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(native.Path, "home", no_home)
+    with pytest.warns(UserWarning, match="home directory"):
+        assert native.load() is None
