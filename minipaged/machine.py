@@ -19,6 +19,12 @@ MIB = 2**20
 DEFAULT_MODEL = "smollm2-135m"
 # Peak of a process that serves it, rounded up: torch itself, the weights twice while they load, the cache.
 SERVING_MEMORY = 2048 * MIB
+# Limit, memory taken, and what of it is file cache, in version 2 and version 1 of Linux's control groups.
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+NO_LIMIT = 2**62  # version 1 has no word for it, only a number that no machine reaches
 
 
 @dataclass(frozen=True)
@@ -61,21 +67,42 @@ def version(package: str) -> str | None:
         return None
 
 
-def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes this container may still take under its memory limit; None where there is no limit.
+def cgroup_available(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Bytes this process may still take under the memory limits of its control groups; None without a limit.
 
-    psutil sees the host's memory, not the container's limit. File cache counts as used in
-    `memory.current` but is given back under pressure, so it is added again.
+    psutil sees the host's memory, not what a container, a batch system or systemd allows. A limit holds for
+    all groups below it, so the tightest from the process's own group up to `root` counts.
     """
+    folders = {root, root / "memory"}  # where version 2 and version 1 of control groups begin
     try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        statistics = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                own = root / controllers / path.lstrip("/")
+                folders.update((own, *own.parents))
     except (OSError, ValueError):
-        return None
-    if limit == "max":
-        return None
-    return max(0, int(limit) - used + int(statistics.get("inactive_file", 0)))
+        pass  # a system without control groups
+    found = [available for folder in folders if (available := _left_in_group(folder)) is not None]
+    return min(found, default=None)
+
+
+def _left_in_group(folder: Path) -> int | None:
+    """Bytes left under the limit of one control group; None where it has none.
+
+    File cache counts as used but is given back under pressure, so it is added again.
+    """
+    for limit_file, used_file, cache in CGROUP_FILES:
+        try:
+            limit = (folder / limit_file).read_text().strip()
+            used = int((folder / used_file).read_text())
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            if limit != "max" and int(limit) < NO_LIMIT:
+                return max(0, int(limit) - used + int(statistics.get(cache, 0)))
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def available_memory() -> int:

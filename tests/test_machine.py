@@ -9,25 +9,63 @@ MIB = 2**20
 
 
 def write_cgroup(folder, limit: str, used: int, cache: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
 
 
+def write_old_cgroup(folder, limit: int, used: int, cache: int) -> None:
+    """Version 1, where the numbers of a group and of those below it have names of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cache}\n")
+
+
+def left(root, *membership: str) -> int | None:
+    """What a process in these groups may take."""
+    (root / "membership").write_text("".join(f"{line}\n" for line in membership))
+    return machine.cgroup_available(root, root / "membership")
+
+
 def test_memory_of_a_container_is_its_limit_less_what_is_used_and_not_given_back(tmp_path):
     write_cgroup(tmp_path, str(1000 * MIB), 700 * MIB, 200 * MIB)
-    assert machine.cgroup_available(tmp_path) == 500 * MIB
+    assert left(tmp_path, "0::/") == 500 * MIB
+    assert left(tmp_path, "0::/docker/0123") == 500 * MIB  # as the host names it: no such folder here
+    assert machine.cgroup_available(tmp_path, tmp_path / "none") == 500 * MIB
+
+
+def test_the_tightest_limit_above_a_process_counts(tmp_path):
+    """Batch systems and systemd limit groups within the machine's own: a slice, a job in it, its step."""
+    write_cgroup(tmp_path / "user.slice", str(900 * MIB), 300 * MIB, 0)
+    write_cgroup(tmp_path / "user.slice" / "job", str(800 * MIB), 300 * MIB, 0)
+    write_cgroup(tmp_path / "user.slice" / "job" / "step", "max", 0, 0)
+    write_cgroup(tmp_path / "user.slice" / "other", str(1 * MIB), 0, 0)
+    assert left(tmp_path, "0::/user.slice/job/step") == 500 * MIB
+    assert left(tmp_path, "0::/user.slice") == 600 * MIB
+    assert left(tmp_path, "0::/") is None
+
+
+def test_the_limits_of_version_1_count_as_well(tmp_path):
+    write_old_cgroup(tmp_path / "memory" / "job", 600 * MIB, 300 * MIB, 100 * MIB)
+    write_old_cgroup(tmp_path / "memory", 2**63 - 4096, 700 * MIB, 0)  # none
+    groups = ("5:cpu,cpuacct:/", "4:memory:/job", "1:name=systemd:/", "0::/")
+    assert left(tmp_path, *groups) == 400 * MIB
+    assert left(tmp_path, "4:memory:/", "0::/") is None
+    write_old_cgroup(tmp_path / "memory", 200 * MIB, 0, 0)  # a container's own, under whatever name
+    assert left(tmp_path, "4:memory:/docker/0123", "0::/") == 200 * MIB
 
 
 def test_container_without_limit_or_without_cgroup_has_none(tmp_path):
-    assert machine.cgroup_available(tmp_path) is None
+    assert left(tmp_path, "0::/") is None
     write_cgroup(tmp_path, "max", 700 * MIB, 0)
-    assert machine.cgroup_available(tmp_path) is None
+    assert left(tmp_path, "0::/") is None
 
 
 def test_container_over_its_limit_has_nothing_left(tmp_path):
     write_cgroup(tmp_path, str(100 * MIB), 200 * MIB, 0)
-    assert machine.cgroup_available(tmp_path) == 0
+    assert left(tmp_path, "0::/") == 0
 
 
 def test_available_memory_is_the_smaller_of_machine_and_container(monkeypatch):
