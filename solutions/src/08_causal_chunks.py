@@ -97,7 +97,7 @@ show_source(TinyModel)
 #
 # <details><summary>Hint 2</summary>
 #
-# The positions of a chunk go on from the chunk before. In a layer write first and read then, so that a token also sees itself: writing takes
+# The positions of a chunk go on from the chunk before. In a layer first write, then read, so that a token also sees itself: writing takes
 # `slots[start:stop]`, reading `slots[:stop]`.
 #
 # <details><summary>Hint 3</summary>

@@ -28,7 +28,7 @@ from minipaged.course.checks import attempt, check
 #    `waiting`. It keeps its tokens. That may be the very request that needs the block; then the others go on without it.
 # 3. **Then the waiting, in order.** The first of `waiting` starts running, as the youngest, if fewer than `max_running` run and the blocks for its
 #    tokens and one more are free; then the next. The first that cannot start ends this: nobody overtakes.
-# 4. **Everyone who runs gets a token.** Who has all of them now leaves, and its blocks are free.
+# 4. **Everyone who runs gets a token.** One that has all of them now leaves, and its blocks are free.
 #
 # Given: `running` and `waiting`, the names in order; `num_free`, the blocks that nobody holds; for each name `tokens` (what it has now), `last` (what it will have at
 # the end) and `held` (its blocks); and three helpers.
