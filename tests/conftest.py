@@ -14,8 +14,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+# The same examples every time, however long one takes: neither chance nor other programs decide what passes.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.attention.batch import AttentionBatch
@@ -22,9 +22,7 @@ from tests.attention.paged import (
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 FUZZ = int(os.environ.get("MINIPAGED_FUZZ", "1"))
-RANDOM = settings(
-    max_examples=40 * FUZZ, deadline=None, derandomize=FUZZ == 1, suppress_health_check=[HealthCheck.too_slow]
-)
+RANDOM = settings(max_examples=40 * FUZZ, derandomize=FUZZ == 1)
 
 
 @st.composite

@@ -270,9 +270,7 @@ for machine in (Histories, QuantizedHistories, Fp8Histories, HistoriesWithoutCac
     machine.TestCase.settings = settings(
         max_examples=750 * FUZZ,  # 3 000 for the four together
         stateful_step_count=40,
-        deadline=None,
         derandomize=FUZZ == 1,  # the suite runs the same histories every time, `make fuzz` new ones
-        database=None,
         suppress_health_check=list(HealthCheck),
     )
 
