@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".peers"
 MODEL = PEERS / "smollm2-135m"
 PRELOADS = ("libtcmalloc_minimal.so.4", "libiomp5.so")  # what vLLM recommends; every engine gets those found
-STOP_SECONDS = 10  # to obey a stop signal in: it takes microseconds, on a busy machine a little longer
+STOP_SECONDS = 60  # to obey a stop signal in: it takes microseconds, on a busy machine a little longer
 KV_BYTES, MAX_LEN = 1 << 30, 2048  # the same for all: no mix needs more
 
 

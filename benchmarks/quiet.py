@@ -36,7 +36,7 @@ class NotQuietError(RuntimeError):
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters at one moment. Seconds; `at` is time.time()."""
+    """Counters at one moment. Seconds; `at` is time.monotonic(): the time of day may be set back."""
 
     at: float
     busy: float
@@ -60,7 +60,7 @@ def read_tree(root: psutil.Process) -> Reading:
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             own += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
-    return Reading(time.time(), busy_seconds(), own)
+    return Reading(time.monotonic(), busy_seconds(), own)
 
 
 def peak_memory(root: psutil.Process) -> int:
