@@ -12,7 +12,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=1
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=500 --nbval-kernel-startup-timeout=300 --nbval-sanitize-with=tests/nbval_sanitize.cfg
 # Translations have the code and outputs of the lessons, so running these is enough.
 NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.

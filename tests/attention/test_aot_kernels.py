@@ -16,8 +16,6 @@ import pytest
 pytest.importorskip("triton")
 from minipaged.attention.targets import TARGETS
 
-pytestmark = pytest.mark.timeout(300)
-
 Reports = list[dict[str, Any]]
 KERNELS = {"copy_blocks", "decode", "decode_combine", "decode_grouped", "decode_split", "prefill", "write_kv"}
 STREAMING = {"decode", "decode_grouped", "decode_split", "prefill"}  # they read keys and values
