@@ -25,6 +25,7 @@ from minipaged.course.grading import wire
 PACKAGE = Path(minipaged.__file__).resolve().parent
 START_SECONDS = 120.0  # libraries are read from a cold disk, on a busy machine
 ANSWER_SECONDS = 20.0  # an answer defines things; it computes nothing yet
+EXIT_SECONDS = 10.0  # from closing its pipes to its end: at once, unless others keep the processor
 
 
 class LearnerError(Exception):
@@ -174,7 +175,7 @@ class Learner:
         self._why_killed = self._why_killed or why
         if not why:
             with suppress(subprocess.TimeoutExpired):  # it is ending by itself: learn how
-                self._process.wait(1)
+                self._process.wait(EXIT_SECONDS)
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
