@@ -263,7 +263,7 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 #
 # <details><summary>2. In blocks, some memory that was taken held no token either. Where is it?</summary>
 #
-# In the last block of each request, behind its last token: at most fifteen empty places, whatever the maximum length.
+# In the last block of each request, after its last token: at most fifteen empty places, whatever the maximum length.
 # </details>
 #
 # <details><summary>3. Why not blocks of a single token?</summary>
