@@ -32,8 +32,10 @@ from minipaged.engine.sharing import Sharing
 #
 # Three features of a server want several sequences that begin alike:
 #
-# - [parallel samples](../docs/glossary.md#parallel-sampling): `n` answers to one prompt, each drawn with other random numbers;
-# - [beam search](../docs/glossary.md#beam-search): the best few continuations so far are kept, and each may branch at every token;
+# - [parallel samples](../docs/glossary.md#parallel-sampling): `n` answers to one prompt, each drawn with other random
+#   numbers;
+# - [beam search](../docs/glossary.md#beam-search): the best few continuations so far are kept, and each may branch at
+#   every token;
 # - a common beginning of different requests (lesson 10).
 #
 # In strips of memory each sequence needs a strip of its own, with a copy of all that they have in common. **What does
@@ -447,9 +449,9 @@ assert flat_saved["instructions"] > 2 * by_samples["instructions", 6][0]
 assert np.median(lengths["instructions"][:, 0]) < 16 < 19
 
 # %% [markdown]
-# Every figure of the paper lies between our two averages, and its figures for different $n$ follow the law to
-# within 8 %. So how the average is taken explains a difference as large as the one we see. Another cause is how widely lengths
-# are spread, which is our choice (the paper prints their means). The last table takes the spread away. For
+# Every figure of the paper lies between our two averages, and its figures for different $n$ follow the law to within
+# 8 %. So how the average is taken explains a difference as large as the one we see. Another cause is how widely
+# lengths are spread, which is our choice (the paper prints their means). The last table takes the spread away. For
 # instructions that matters a great deal: their mean prompt just fills a block, and most prompts do not. A prompt that
 # ends before its first block is full saves nothing.
 #
@@ -632,11 +634,11 @@ show(
 assert all(ours[1][name][n] > 2 * ours[0][name][n] for name in NAMES for n in COUNTS)
 
 # %% [markdown]
-# The order of magnitude and the shape are the paper's; for wide beams ours lie higher. The dice are hardly to blame: they
-# agree with SmolLM2 (though they were made from these very searches, so that says only that memory does not matter much).
-# What is left is the lengths, which we drew; the average (counted by requests, instructions fall below the paper); and the
-# model. The paper's is OPT-13B, about a hundred times
-# as large and probably surer of its next token. Does that matter? Make the dice surer:
+# The order of magnitude and the shape are the paper's; for wide beams ours lie higher. The dice are hardly to blame:
+# they agree with SmolLM2 (though they were made from these very searches, so that says only that memory does not
+# matter much). What is left is the lengths, which we drew; the average (counted by requests, instructions fall below
+# the paper); and the model. The paper's is OPT-13B, about a hundred times as large and probably surer of its next
+# token. Does that matter? Make the dice surer:
 
 # %% tags=["nbval-ignore-output"]
 by_sureness = {}
@@ -648,8 +650,8 @@ table(["dice, width 6, instructions", "blocks saved, %"], by_sureness.items())
 assert by_sureness["less sure"] > by_sureness["as SmolLM2"] > by_sureness["surer"] + 2
 
 # %% [markdown]
-# It does, and in the direction of the gap: a model that is sure of each hypothesis keeps more of them alive side by side, and
-# they share less. How much each cause weighs we cannot say.
+# It does, and in the direction of the gap: a model that is sure of each hypothesis keeps more of them alive side by
+# side, and they share less. How much each cause weighs we cannot say.
 #
 # Why do beams save so much more than samples? All live hypotheses descend from one that lived a few tokens ago; the
 # other branches have died out. What is *not* shared is only what came after that: mostly the last block. How many
@@ -664,8 +666,9 @@ assert 0 <= common < 40
 # %% [markdown]
 # ## The code as it stands
 #
-# The fork is a few lines. In `append`, read the branch that lesson 04 asked you to skip. The last piece is who forks in a
-# beam search: the first child takes the parent's table over, the others fork it, and only then are the childless freed.
+# The fork is a few lines. In `append`, read the branch that lesson 04 asked you to skip. The last piece is who forks
+# in a beam search: the first child takes the parent's table over, the others fork it, and only then are the childless
+# freed.
 
 # %%
 show_source(BlockTable.tail_is_shared, BlockTable.append, BlockTable.fork)
@@ -778,8 +781,8 @@ with engine_with_a_fault():
     assert samples(14, top_k=1) == greedy
 
 # %% [markdown]
-# Blocks have 16 tokens. One more fact, which the last line has checked: when only the most likely token
-# is allowed (`top_k=1`), nothing goes astray. **What is missing? Decide before you go on.** Then guess what happens to two
+# Blocks have 16 tokens. One more fact, which the last line has checked: when only the most likely token is allowed
+# (`top_k=1`), nothing goes astray. **What is missing? Decide before you go on.** Then guess what happens to two
 # sequences of words: six in common, and one more for each.
 
 # %%
@@ -812,10 +815,10 @@ show_source(engine_with_a_fault)
 # the one who came last won. That one reads right; all its siblings read its word as theirs.
 #
 # With 16 tokens the last block is full, so everybody takes a new one and nobody notices. It needs a prompt that ends
-# within a block, more than one sample, and samples that differ in their first token: samples that take the most likely
-# token are equal, and write the same thing. That is why such a fault survives tests with round numbers. Counts and tables are in order all
-# the while; only what is *in* the blocks is wrong. vLLM's earlier block manager had tests for just this (`test_cow`,
-# `test_fork`).
+# within a block, more than one sample, and samples that differ in their first token: samples that take the most
+# likely token are equal, and write the same thing. That is why such a fault survives tests with round numbers. Counts
+# and tables are in order all the while; only what is *in* the blocks is wrong. vLLM's earlier block manager had tests
+# for just this (`test_cow`, `test_fork`).
 # </details>
 #
 # ## Check yourself
@@ -857,25 +860,25 @@ show_source(engine_with_a_fault)
 # ## Summary
 #
 # - A table is only pointers, so a fork takes no block and moves no byte. Counts say how many tables list a block.
-# - A shared block is never written. Who writes first copies; the last one keeps the original: n siblings, n − 1 copies, none at a
-#   full block.
-# - Samples share the prompt, and save at most (n − 1)/n of its part. Beams share all but their last few tokens, and save
-#   several times as much.
+# - A shared block is never written. Who writes first copies; the last one keeps the original: n siblings, n − 1
+#   copies, none at a full block.
+# - Samples share the prompt, and save at most (n − 1)/n of its part. Beams share all but their last few tokens, and
+#   save several times as much.
 # - Sharing changes no token. When it does, look for a write into a block with two references.
 # - A reference count makes one mistake quieter: a second free takes somebody else's reference.
 #
 # **Write it yourself:** [exercise 09](../exercises/09_copy_on_write/09_copy_on_write.ipynb), reference counts, and a
 # table that copies when somebody writes.
 #
-# **Next:** [10 · Sharing prefixes](10_sharing_prefixes.ipynb): beginnings shared between requests that know nothing of one
-# another. To go back:
-# [04 · Blocks and block tables](04_block_tables.ipynb).
+# **Next:** [10 · Sharing prefixes](10_sharing_prefixes.ipynb): beginnings shared between requests that know nothing
+# of one another. To go back: [04 · Blocks and block tables](04_block_tables.ipynb).
 #
 # ### Sources
 #
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
-#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.4 (parallel sampling, beam search, copy-on-write) and 6.3 (blocks saved).
-# - D. G. Bobrow et al., *TENEX, a Paged Time Sharing System for the PDP-10*, Communications of the ACM, 1972: pages that are copied
-#   when they are written.
-# - The fault: vLLM's tests of its first block tables; transformers pull request 42921 and TensorRT-LLM pull request 14945, which fork
-#   the same way.
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.4 (parallel sampling, beam search, copy-on-write)
+#   and 6.3 (blocks saved).
+# - D. G. Bobrow et al., *TENEX, a Paged Time Sharing System for the PDP-10*, Communications of the ACM, 1972: pages
+#   that are copied when they are written.
+# - The fault: vLLM's tests of its first block tables; transformers pull request 42921 and TensorRT-LLM pull request
+#   14945, which fork the same way.

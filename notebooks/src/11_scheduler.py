@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 11 · The scheduler
 #
-# Blocks let many requests share one memory. Who gets them? Before every step of the model somebody decides which requests
-# compute which tokens, who waits, and who gives way when the blocks run out in the middle of an answer. That is the
-# [scheduler](../docs/glossary.md#scheduler). It does no arithmetic at all; it counts.
+# Blocks let many requests share one memory. Who gets them? Before every step of the model somebody decides which
+# requests compute which tokens, who waits, and who gives way when the blocks run out in the middle of an answer. That
+# is the [scheduler](../docs/glossary.md#scheduler). It does no arithmetic at all; it counts.
 #
-# **You will be able to** say what continuous batching gains and why; read a step's decisions; say what a preempted request
-# costs in each of two ways, and when which is cheaper; and name what must hold so that nobody waits for ever.
+# **You will be able to** say what continuous batching gains and why; read a step's decisions; say what a preempted
+# request costs in each of two ways, and when which is cheaper; and name what must hold so that nobody waits for ever.
 #
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used for the timings where there is one.
 
@@ -30,15 +30,16 @@ from minipaged.model.tiny import TINY, random_llama
 # %% [markdown]
 # ## The question
 #
-# A step of the model takes rows: one for each request that runs. Answers have different lengths, and nobody knows them in
-# advance. The old way is a *static* batch: take eight requests, run them until the last has ended, take the next eight.
-# **[Continuous batching](../docs/glossary.md#continuous-batching)** decides anew before each step: who has ended leaves,
-# who waits comes in.
+# A step of the model takes rows: one for each request that runs. Answers have different lengths, and nobody knows
+# them in advance. The old way is a *static* batch: take eight requests, run them until the last has ended, take the
+# next eight. **[Continuous batching](../docs/glossary.md#continuous-batching)** decides anew before each step: who
+# has ended leaves, who waits comes in.
 #
 # **How much does that gain? And what happens when all the requests that came in grow, and there is no block left?**
 #
-# All counting below is in steps, tokens and blocks, so it is the same on every machine. The model is the engine's tiny random
-# Llama in float32: what it says makes no sense, but it says the same thing every time, and every wrong key changes it.
+# All counting below is in steps, tokens and blocks, so it is the same on every machine. The model is the engine's
+# tiny random Llama in float32: what it says makes no sense, but it says the same thing every time, and every wrong
+# key changes it.
 
 # %%
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
@@ -82,8 +83,8 @@ assert (len(mix), sum(lengths), min(lengths), max(lengths)) == (48, 4265, 11, 38
 # 1. Eight rows, static batches of eight. Each row in each step is a *row-step*. What percentage of them does nothing,
 #    because the row's request has ended?
 # 2. Static batches take 1320 steps for these chats. How many does continuous batching take, with the same eight rows?
-# 3. No limit on rows, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed again. For
-#    every hundred tokens that had to be computed anyway, how many are computed again?
+# 3. No limit on rows, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed
+#    again. For every hundred tokens that had to be computed anyway, how many are computed again?
 
 # %%
 my_idle_percent = None  # your guess
@@ -95,8 +96,8 @@ my_again_percent = None  # your guess
 #
 # ### Static against continuous
 #
-# Both on the same engine, with blocks to spare. Static: give it eight requests, wait until all have ended, give it the next
-# eight. Continuous: give it all at once, and let it run at most eight.
+# Both on the same engine, with blocks to spare. Static: give it eight requests, wait until all have ended, give it
+# the next eight. Continuous: give it all at once, and let it run at most eight.
 
 # %%
 ROWS = 8
@@ -130,9 +131,9 @@ compare(my_idle_percent, round(100 - 100 * sum(lengths) / ROWS / static_steps), 
 compare(my_steps, steps, "steps")
 
 # %% [markdown]
-# Every request gets one token in each step in which it runs, so the work is the same in both: one row-step for each token of an
-# answer. Only the idle ones differ. And a static batch lasts as long as its longest answer, which you can work out without running
-# anything:
+# Every request gets one token in each step in which it runs, so the work is the same in both: one row-step for each
+# token of an answer. Only the idle ones differ. And a static batch lasts as long as its longest answer, which you can
+# work out without running anything:
 
 # %%
 by_hand = sum(max(lengths[first : first + ROWS]) for first in range(0, len(mix), ROWS))
@@ -156,8 +157,8 @@ show(
 #
 # ### In order of arrival
 #
-# Now small enough to see each decision: blocks of four tokens, twelve of them, and three requests A, B, C with prompts of 24,
-# 28 and 3 tokens. A takes six blocks. C needs one, and six are free. B, before it, needs seven.
+# Now small enough to see each decision: blocks of four tokens, twelve of them, and three requests A, B, C with
+# prompts of 24, 28 and 3 tokens. A takes six blocks. C needs one, and six are free. B, before it, needs seven.
 
 # %%
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
@@ -182,17 +183,18 @@ print("enters in step:", entered)
 assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
 
 # %% [markdown]
-# C waits as well, though there is room for it. **First come, first served**: if the small ones overtook, a large one might wait
-# for ever. It has a price, which you have just seen: six blocks idle for eight steps.
+# C waits as well, though there is room for it. **First come, first served**: if the small ones overtook, a large one
+# might wait for ever. It has a price, which you have just seen: six blocks idle for eight steps.
 #
 # And why does B wait, though six of its seven blocks are there? **Only a request that can finish its prompt is let
 # in.** Two requests with half a prompt each could hold all blocks between them, and neither could go on.
 #
 # ### A budget of tokens
 #
-# A row that decodes computes one token, a prompt computes many. So that no step takes for ever, a step has a
-# [token budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
-# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8, prompts of 3 and 20 tokens:
+# A row that decodes computes one token, a prompt computes many. So that no step takes for ever, a step has a [token
+# budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
+# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8,
+# prompts of 3 and 20 tokens:
 
 # %%
 chunks, _ = serve_small([(3, 2), (20, 2)], max_num_batched_tokens=8)
@@ -203,8 +205,8 @@ assert spent == [[3, 5], [1, 7], [8], [1]]
 assert all(sum(tokens) <= 8 for tokens in spent)
 
 # %% [markdown]
-# A speaks in each of its steps and is not held up by the long prompt beside it. B says nothing until all its 20 tokens are
-# computed; then its first token comes out of the last chunk.
+# A speaks in each of its steps and is not held up by the long prompt beside it. B says nothing until all its 20
+# tokens are computed; then its first token comes out of the last chunk.
 #
 # ### When the blocks run out
 #
@@ -225,11 +227,11 @@ assert by_recompute == by_swap == wanted and unhurried.preemptions == 0 < recomp
 assert [step.preempted for step in recompute.steps if step.preempted] == [("D",), ("C",)]
 
 # %% [markdown]
-# First D, the youngest that runs; a step later C. Their blocks have gone to A and B, which were there before them. There are two
-# ways to come back:
+# First D, the youngest that runs; a step later C. Their blocks have gone to A and B, which were there before them.
+# There are two ways to come back:
 #
-# - **[Recompute](../docs/glossary.md#recompute)**: drop the keys and values. The prompt *and what has been said so far* become
-#   the new prompt, and are computed again.
+# - **[Recompute](../docs/glossary.md#recompute)**: drop the keys and values. The prompt *and what has been said so
+#   far* become the new prompt, and are computed again.
 # - **[Swap](../docs/glossary.md#swap)**: copy the blocks to the host's memory, and later copy them back.
 #
 # Either way the answers are those of a machine with plenty of memory, token by token; the last cell has compared them.
@@ -271,10 +273,11 @@ assert swapped.computed == once == recomputed.computed - recomputed.again
 assert swapped.again == 0 == recomputed.blocks_moved
 
 # %% [markdown]
-# (`once` is what has to be computed in any case: prompts and answers, less the last token of each answer, which nobody reads.)
+# (`once` is what has to be computed in any case: prompts and answers, less the last token of each answer, which
+# nobody reads.)
 #
-# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap moves its
-# blocks, twice:
+# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap
+# moves its blocks, twice:
 
 
 # %%
@@ -294,8 +297,9 @@ say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on av
 # %% [markdown]
 # ### Which is cheaper?
 #
-# Tokens against bytes: to compare them we need two speeds of a machine, how fast it computes prompts and how fast it copies
-# blocks. Measure both here, on SmolLM2, with a pool of 32 blocks. (Timings: your figures will differ from the stored ones.)
+# Tokens against bytes: to compare them we need two speeds of a machine, how fast it computes prompts and how fast it
+# copies blocks. Measure both here, on SmolLM2, with a pool of 32 blocks. (Timings: your figures will differ from the
+# stored ones.)
 
 # %% tags=["nbval-ignore-output"]
 llm = LLM(
@@ -342,11 +346,11 @@ table(
 )
 
 # %% [markdown]
-# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held. Recompute
-# does not grow quite evenly: each step has a fixed cost, which few tokens cannot share, and attention over many tokens costs
-# more for each. But where the two lines are far apart, no length makes the other way win. What decides is a ratio of the two
-# speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed of the bus at which both
-# cost the same**. On a slower one, recompute.
+# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held. Recompute does
+# not grow quite evenly: each step has a fixed cost, which few tokens cannot share, and attention over many tokens
+# costs more for each. But where the two lines are far apart, no length makes the other way win. What decides is a
+# ratio of the two speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed
+# of the bus at which both cost the same**. On a slower one, recompute.
 
 # %% tags=["nbval-ignore-output"]
 TOKENS = 256
@@ -373,10 +377,11 @@ show(
 )
 
 # %% [markdown]
-# Without a GPU there is no bus: "host" and "device" are the same memory, and computing is slow. So swap looks far better here than
-# in the paper, whose two ways came out about equal for blocks of 16 to 64 (its section 7.3). Does the same arithmetic say so
-# for its machine? An A100 does at most 312 · 10¹² operations a second, and its bus carries 32 · 10⁹ bytes a second. A token takes
-# two operations for each parameter; OPT-13B has 800 KB of keys and values a token.
+# Without a GPU there is no bus: "host" and "device" are the same memory, and computing is slow. So swap looks far
+# better here than in the paper, whose two ways came out about equal for blocks of 16 to 64 (its section 7.3). Does
+# the same arithmetic say so for its machine? An A100 does at most 312 · 10¹² operations a second, and its bus carries
+# 32 · 10⁹ bytes a second. A token takes two operations for each parameter; OPT-13B has 800 KB of keys and values a
+# token.
 
 
 # %%
@@ -398,10 +403,10 @@ assert 1 < costs["OPT-13B"][0] / costs["OPT-13B"][1] < 2
 assert costs["Llama 3 8B"][0] / costs["Llama 3 8B"][1] > 6
 
 # %% [markdown]
-# It does: for OPT-13B the two are within a factor of two, and small blocks make small copies, which use only part of the bus. (No
-# machine reaches these full speeds; that moves both.) Llama 3, whose query heads share their keys
-# ([GQA](../docs/glossary.md#gqa)), has little to move. By this arithmetic swap should have won since. Yet vLLM today only
-# recomputes. "Why" comes back to that.
+# It does: for OPT-13B the two are within a factor of two, and small blocks make small copies, which use only part of
+# the bus. (No machine reaches these full speeds; that moves both.) Llama 3, whose query heads share their keys
+# ([GQA](../docs/glossary.md#gqa)), has little to move. By this arithmetic swap should have won since. Yet vLLM today
+# only recomputes. "Why" comes back to that.
 #
 # ## The picture
 #
@@ -416,12 +421,14 @@ show(
 assert [step.admitted for step in recompute.steps if step.admitted][-2:] == [("C",), ("D", "E")]
 
 # %% [markdown]
-# C comes back as soon as there is room for all of it, and computes prompt and answer again (the second black bar). It was
-# preempted after D, and yet it returns first: it is older. D, in turn, comes back in the very step in which E enters, before it.
+# C comes back as soon as there is room for all of it, and computes prompt and answer again (the second black bar). It
+# was preempted after D, and yet it returns first: it is older. D, in turn, comes back in the very step in which E
+# enters, before it.
 #
-# The same with swap: no second black bars, for nothing is computed again (the one black step when a request returns is its
-# newest token). A request that comes back goes on at once. That shifts who grows when, and so who must leave: here there are four
-# preemptions instead of two. It is chance, not a rule: on the 48 chats both ways had the same number.
+# The same with swap: no second black bars, for nothing is computed again (the one black step when a request returns
+# is its newest token). A request that comes back goes on at once. That shifts who grows when, and so who must leave:
+# here there are four preemptions instead of two. It is chance, not a rule: on the 48 chats both ways had the same
+# number.
 
 # %%
 show(
@@ -434,7 +441,8 @@ assert recomputed.preemptions == swapped.preemptions
 assert swap.again == 0 < recompute.again
 
 # %% [markdown]
-# Walk through the first chart. Blue blocks were taken in this step. Watch who is in line, and in which order; and when the pool fills.
+# Walk through the first chart. Blue blocks were taken in this step. Watch who is in line, and in which order; and
+# when the pool fills.
 
 
 # %%
@@ -453,10 +461,10 @@ Stepper(len(recompute.steps), draw, start=4)
 # %% [markdown]
 # ## Why
 #
-# **Why the youngest?** The queue and the running requests together are always in order of arrival: all that run are older than
-# all that wait. Taking the youngest keeps it so, and the oldest can never be preempted, so it ends. Then the next is the oldest.
-# *Nobody waits for ever*, whatever the others do. Preempt the oldest instead, and two long requests may take turns in
-# throwing each other out. Check the order in all steps of the 48 chats:
+# **Why the youngest?** The queue and the running requests together are always in order of arrival: all that run are
+# older than all that wait. Taking the youngest keeps it so, and the oldest can never be preempted, so it ends. Then
+# the next is the oldest. *Nobody waits for ever*, whatever the others do. Preempt the oldest instead, and two long
+# requests may take turns in throwing each other out. Check the order in all steps of the 48 chats:
 
 # %%
 RUNS = ("prefill", "decode", "idle")
@@ -469,8 +477,8 @@ for timeline in (recomputed, swapped):
     assert not any(mix[0].id in step.preempted for step in timeline.steps)
 
 # %% [markdown]
-# **Why not be more careful at the door?** One can: a [watermark](../docs/glossary.md#watermark) keeps some blocks free when a
-# request is admitted, for those inside to grow into. What does it bring, and what does it cost?
+# **Why not be more careful at the door?** One can: a [watermark](../docs/glossary.md#watermark) keeps some blocks
+# free when a request is admitted, for those inside to grow into. What does it bring, and what does it cost?
 
 # %%
 marks = {share: serve_mix(watermark=share)[1] for share in (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)}
@@ -482,14 +490,14 @@ assert marks[0.05].preemptions < marks[0.0].preemptions / 2 and marks[0.4].preem
 assert len(marks[0.05].steps) < len(marks[0.0].steps) and len(marks[0.4].steps) > 560
 
 # %% [markdown]
-# A little care is free: with 5 % there are less than half as many preemptions, and even a few steps less. Much care is expensive:
-# with 40 % nobody is ever preempted, and it takes far more steps, as memory stands empty *in case*. You have met
-# that before: it is a [reservation](../docs/glossary.md#reservation). Preemption is not a failure of the scheduler. It is what
-# lets it not reserve. (The engine's default is 1 %.)
+# A little care is free: with 5 % there are less than half as many preemptions, and even a few steps less. Much care
+# is expensive: with 40 % nobody is ever preempted, and it takes far more steps, as memory stands empty *in case*. You
+# have met that before: it is a [reservation](../docs/glossary.md#reservation). Preemption is not a failure of the
+# scheduler. It is what lets it not reserve. (The engine's default is 1 %.)
 #
-# **Why does vLLM only recompute?** A block that is given up is not wiped. With
-# [prefix caching](../docs/glossary.md#prefix-caching) ([lesson 10](10_sharing_prefixes.ipynb)) its content stays known until somebody else needs the block.
-# A victim that returns finds part of its own keys still there:
+# **Why does vLLM only recompute?** A block that is given up is not wiped. With [prefix
+# caching](../docs/glossary.md#prefix-caching) ([lesson 10](10_sharing_prefixes.ipynb)) its content stays known until
+# somebody else needs the block. A victim that returns finds part of its own keys still there:
 
 # %%
 _, cached, said = serve_mix(enable_prefix_caching=True)
@@ -517,18 +525,18 @@ show_source(Scheduler.schedule, Scheduler._plan_decode_group, Scheduler.preempt_
 show_source(Scheduler._admit, Scheduler._may_enter)
 
 # %% [markdown]
-# Three questions to read it with. Why does a preempted request go to the *left* of the queue? Why does `_admit` stop at the first one
-# that may not enter, rather than try the next? Why does an empty engine ignore the watermark?
+# Three questions to read it with. Why does a preempted request go to the *left* of the queue? Why does `_admit` stop
+# at the first one that may not enter, rather than try the next? Why does an empty engine ignore the watermark?
 #
 # <details><summary>Answers</summary>
 #
-# It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine there is
-# nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
+# It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine
+# there is nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
 # </details>
 #
-# With `preemption="auto"` the engine decides for each victim. It knows both speeds: it measured the copy when it started, and
-# measures the prefill as it goes. Say a token takes 1 ms to compute, and moving a block of 16 takes 4 ms on one
-# machine and 20 ms on another. Which victims are swapped?
+# With `preemption="auto"` the engine decides for each victim. It knows both speeds: it measured the copy when it
+# started, and measures the prefill as it goes. Say a token takes 1 ms to compute, and moving a block of 16 takes 4 ms
+# on one machine and 20 ms on another. Which victims are swapped?
 
 # %%
 from minipaged.engine.preemption import PreemptionCost
@@ -546,8 +554,8 @@ for name, *ways in rows:
 assert rows[0][1:] == ("recompute",) * 2 + ("swap",) * 4 and set(rows[1][1:]) == {"recompute"}
 
 # %% [markdown]
-# Blocks are moved whole, however little is in the last one. So a very short request is recomputed even on a fast bus. The crossing is
-# where a full block costs as much as its 16 tokens. What does the engine think of this machine?
+# Blocks are moved whole, however little is in the last one. So a very short request is recomputed even on a fast bus.
+# The crossing is where a full block costs as much as its 16 tokens. What does the engine think of this machine?
 
 # %% tags=["nbval-ignore-output"]
 cost = llm.engine.scheduler.cost
@@ -581,8 +589,8 @@ except ValueError as error:
 assert not llm.engine.has_unfinished_requests()
 
 # %% [markdown]
-# And one whose *prompt* fits while its answer does not? Nobody knew. It runs until it is alone and the pool is full; then it ends,
-# and says so. **How many tokens does it get, with a prompt of 40?**
+# And one whose *prompt* fits while its answer does not? Nobody knew. It runs until it is alone and the pool is full;
+# then it ends, and says so. **How many tokens does it get, with a prompt of 40?**
 
 # %%
 add(llm, "long answer", [5] * 40, 30)
@@ -593,8 +601,9 @@ print(completion.finish_reason, len(completion.token_ids))
 assert completion.finish_reason == "length" and len(completion.token_ids) == 48 - 40 + 1
 
 # %% [markdown]
-# Eight that are stored, and the last, which never needs to be. The fifth: take something away from the engine behind its back. Here
-# all its rows, as if each ended request had forgotten to give its row back. The next request can never enter.
+# Eight that are stored, and the last, which never needs to be. The fifth: take something away from the engine behind
+# its back. Here all its rows, as if each ended request had forgotten to give its row back. The next request can never
+# enter.
 
 # %%
 manager = llm.engine.manager
@@ -613,9 +622,9 @@ assert "scheduled nothing" in message
 #
 # ## Find the bug
 #
-# An engine with recompute passes its tests: greedy answers equal those of another library, alone and twenty at once. In
-# production, at busy hours, some answers begin well and then lose the thread. Nothing is raised. The lengths are right. The same
-# question a minute later is answered well.
+# An engine with recompute passes its tests: greedy answers equal those of another library, alone and twenty at once.
+# In production, at busy hours, some answers begin well and then lose the thread. Nothing is raised. The lengths are
+# right. The same question a minute later is answered well.
 #
 # Here it is, with three requests and 18 blocks of four. Beside it the right engine.
 
@@ -653,8 +662,8 @@ assert wrong_from == {"A": None, "B": None, "C": 16}
 assert {n: len(said) for n, said in broken_answers.items()} == {"A": 24, "B": 20, "C": 20}
 
 # %% [markdown]
-# **What is wrong with C? Decide first. If you are right, you can say how many tokens the broken engine computed.** C's prompt
-# has 8 tokens.
+# **What is wrong with C? Decide first. If you are right, you can say how many tokens the broken engine computed.**
+# C's prompt has 8 tokens.
 
 # %%
 my_computed = None  # your guess
@@ -672,12 +681,13 @@ print("computed when it came back, broken:", broken.steps[again].requests["C"].t
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# C was preempted in the middle of its answer. When it came back, the broken engine computed the *prompt* and the last token;
-# everything between, all that C had said, was missing. It goes on from a text that it never wrote. The caller's list of tokens
-# is kept elsewhere, so nothing is lost there, and the length is right. A test without a shortage of blocks cannot see it.
+# C was preempted in the middle of its answer. When it came back, the broken engine computed the *prompt* and the last
+# token; everything between, all that C had said, was missing. It goes on from a text that it never wrote. The
+# caller's list of tokens is kept elsewhere, so nothing is lost there, and the length is right. A test without a
+# shortage of blocks cannot see it.
 #
-# Real engines had it, and its relatives: the token sampled when the request returns thrown away, or sent twice; a chunk in
-# the middle of the recomputation sampled.
+# Real engines had it, and its relatives: the token sampled when the request returns thrown away, or sent twice; a
+# chunk in the middle of the recomputation sampled.
 # </details>
 #
 # The proof: what is missing is exactly what had been said, but for its last token.
@@ -707,8 +717,8 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #
 # <details><summary>3. A preempted request had 100 tokens of prompt and has said 40. How many tokens are computed when it returns, and how many new tokens come out of that?</summary>
 #
-# 140: the 139 that were stored, and the newest, which was not yet. One new token comes out, from the last row. `max_tokens`
-# still counts from the original prompt.
+# 140: the 139 that were stored, and the newest, which was not yet. One new token comes out, from the last row.
+# `max_tokens` still counts from the original prompt.
 # </details>
 #
 # <details><summary>4. A new card computes twice as fast on the same bus. Which way to preempt gains?</summary>
@@ -728,7 +738,8 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 # - First come, first served; only a request that can finish its prompt enters; decodes come first, within a budget of
 #   tokens.
 # - Blocks run out in the middle: the youngest gives way, and returns before any newcomer. So nobody waits for ever.
-# - Recompute costs the tokens held, swap their blocks, twice. The ratio of prefill speed to bus speed decides, not the length.
+# - Recompute costs the tokens held, swap their blocks, twice. The ratio of prefill speed to bus speed decides, not
+#   the length.
 # - What can never fit is refused; a step that can do nothing raises.
 #
 # **Write it yourself:** [exercise 11](../exercises/11_scheduler_step/11_scheduler_step.ipynb), one step of a
@@ -739,11 +750,12 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #
 # ### Sources
 #
-# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: scheduling at each
-#   iteration.
+# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022:
+#   scheduling at each iteration.
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
-#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): section 4.5, scheduling and preemption; 7.3, recompute against swap.
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): section 4.5, scheduling and preemption; 7.3, recompute
+#   against swap.
 # - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks.
-# - vLLM, [*Optimization and Tuning*](https://docs.vllm.ai/en/stable/configuration/optimization/): preempted requests are
-#   recomputed.
+# - vLLM, [*Optimization and Tuning*](https://docs.vllm.ai/en/stable/configuration/optimization/): preempted requests
+#   are recomputed.

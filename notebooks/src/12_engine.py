@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 12 · The engine, whole
 #
-# Blocks, tables, kernels, a scheduler: the lessons before took the engine apart. This one puts it to work. One budget, two
-# policies, hundreds of requests; then a clock on every part of a step.
+# Blocks, tables, kernels, a scheduler: the lessons before took the engine apart. This one puts it to work. One
+# budget, two policies, hundreds of requests; then a clock on every part of a step.
 #
-# **You will be able to** say, from a budget and a few lengths, how many requests a server can run at once; measure it on the
-# whole engine; and name what a step spends its time on, before you make anything faster.
+# **You will be able to** say, from a budget and a few lengths, how many requests a server can run at once; measure it
+# on the whole engine; and name what a step spends its time on, before you make anything faster.
 #
 # About 50 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
 
@@ -34,8 +34,8 @@ from minipaged.model.compiled import prepare_for_cpu
 # %% [markdown]
 # ## The question
 #
-# A server accepts conversations of up to 4096 tokens. Its [budget](../docs/glossary.md#budget) for keys and values holds
-# exactly eight of them, each in one contiguous strip. The model is SmolLM2, in 16-bit numbers.
+# A server accepts conversations of up to 4096 tokens. Its [budget](../docs/glossary.md#budget) for keys and values
+# holds exactly eight of them, each in one contiguous strip. The model is SmolLM2, in 16-bit numbers.
 
 # %%
 device, half = pick_device()
@@ -57,8 +57,8 @@ assert bytes_per_token == 23_040 and BUDGET == 720 * 2**20
 #
 # - **conversations**: the lengths of real requests to Azure, one of every ninety of a trace of 2023, without those that
 #   are longer than 4096;
-# - **instructions**: short questions and answers, log-normal with the means of the PagedAttention paper's Alpaca workload
-#   (the spread is ours: lesson 03).
+# - **instructions**: short questions and answers, log-normal with the means of the PagedAttention paper's Alpaca
+#   workload (the spread is ours: lesson 03).
 
 # %%
 trace = azure_lengths("conv")  # int64 [n, 2]: prompt, answer
@@ -76,12 +76,13 @@ table(
 assert 0.05 < too_long.mean() < 0.1  # a little of the real traffic is left out
 
 # %% [markdown]
-# **How many run at once when memory is handed out in [blocks](../docs/glossary.md#block) of 16? And what does a step then spend its time on?**
+# **How many run at once when memory is handed out in [blocks](../docs/glossary.md#block) of 16? And what does a step
+# then spend its time on?**
 #
 # ## Your prediction
 #
-# In strips it is eight, whatever comes. From blocks? And: when many requests decode together, what share of a step is spent
-# multiplying by the weights of the layers?
+# In strips it is eight, whatever comes. From blocks? And: when many requests decode together, what share of a step is
+# spent multiplying by the weights of the layers?
 
 # %%
 my_conversations = None  # your guess: conversations at once, from blocks
@@ -93,8 +94,8 @@ my_weights_percent = None  # your guess: percent of a decode step
 #
 # Serving all of it to the end with SmolLM2, twice, takes a laptop too long for a lesson. So we measure two ways:
 #
-# 1. **the whole traffic, without arithmetic**: the real engine with a model that always says token 0. Who runs, who waits
-#    and which block is whose depends on lengths only, so this is exact, and its clock counts steps;
+# 1. **the whole traffic, without arithmetic**: the real engine with a model that always says token 0. Who runs, who
+#    waits and which block is whose depends on lengths only, so this is exact, and its clock counts steps;
 # 2. **the real model, for a while**: its clock counts seconds. Step by step, it must run as many as the first one.
 #
 # ### The whole traffic
@@ -155,8 +156,8 @@ def replay(lengths, block_size, max_len=MAX_LEN, most_steps=10**9, chunk=SLOTS):
 
 
 # %% [markdown]
-# "At once" needs a definition. At the opening everybody is new and has only a prompt, so more fit than later. We count while
-# others wait, and only the second half of that time.
+# "At once" needs a definition. At the opening everybody is new and has only a prompt, so more fit than later. We
+# count while others wait, and only the second half of that time.
 
 
 # %%
@@ -194,12 +195,13 @@ assert running["conversations", "blocks"] > 3 * STRIPS
 assert running["instructions", "blocks"] > 200
 
 # %% [markdown]
-# From eight to a few dozen when the requests are long, from eight to hundreds when they are short. Same budget, same engine.
+# From eight to a few dozen when the requests are long, from eight to hundreds when they are short. Same budget, same
+# engine.
 #
 # ### The real model, for a while
 #
-# Now SmolLM2. A crowd first: 256 of the instructions. From blocks, for twenty steps; then in strips, for the same number of
-# *seconds*. A stopwatch sits on the parts of the engine; it is read later.
+# Now SmolLM2. A crowd first: 256 of the instructions. From blocks, for twenty steps; then in strips, for the same
+# number of *seconds*. A stopwatch sits on the parts of the engine; it is read later.
 
 
 # %%
@@ -302,20 +304,21 @@ times = rows[1][2] / rows[0][2]
 say(f"From blocks: {times:.1f} times the tokens per second, the computing of prompts included.")
 
 # %% [markdown]
-# [Throughput](../docs/glossary.md#throughput) has grown by much less than the number of requests, if at all: a processor can
-# only multiply so fast, and the 256 prompts were a good part of the work. Where the limit lies we see below. Be careful with the
-# column of the [TTFT](../docs/glossary.md#ttft): in strips it is the mean of the few who had got in when we
-# stopped. Everybody who still waits has a longer one, and it is not in the table.
+# [Throughput](../docs/glossary.md#throughput) has grown by much less than the number of requests, if at all: a
+# processor can only multiply so fast, and the 256 prompts were a good part of the work. Where the limit lies we see
+# below. Be careful with the column of the [TTFT](../docs/glossary.md#ttft): in strips it is the mean of the few who
+# had got in when we stopped. Everybody who still waits has a longer one, and it is not in the table.
 #
-# Nothing is free: the eight who got a strip had their first token sooner than anybody of the 256, whose prompts were all
-# computed in one step. A server that minds sets `max_num_batched_tokens` lower (lessons 08 and 11). We do so now.
+# Nothing is free: the eight who got a strip had their first token sooner than anybody of the 256, whose prompts were
+# all computed in one step. A server that minds sets `max_num_batched_tokens` lower (lessons 08 and 11). We do so now.
 #
 # ### Real lengths, with the real model
 #
 # The trace itself, from its first conversation on, in the order in which they came; only those longer than 4096 are
-# skipped. SmolLM2 gets random tokens in exactly these lengths, at most 2048 in a step. Filling the budget takes many prompts,
-# so this is the longest part of the lesson. Both policies go the same number of steps; then we stop. All
-# came before the first step, so a TTFT is the sum of the steps up to the first token, however long you wait between the cells.
+# skipped. SmolLM2 gets random tokens in exactly these lengths, at most 2048 in a step. Filling the budget takes many
+# prompts, so this is the longest part of the lesson. Both policies go the same number of steps; then we stop. All
+# came before the first step, so a TTFT is the sum of the steps up to the first token, however long you wait between
+# the cells.
 
 # %%
 CHUNK, CHAT_STEPS = 2048, 19
@@ -379,15 +382,15 @@ say(f"""
 """)
 
 # %% [markdown]
-# On a CPU that is less than so many more requests might promise, for two reasons. A prompt gains nothing from company:
-# thousands of its tokens are multiplied together anyway, each has to be computed once under either policy, and on a CPU that is
-# where the seconds go. And in a step that only decodes, a crowd shares the weights, but each of these long conversations reads
-# its own keys. What blocks take away for certain is the waiting at the door.
+# On a CPU that is less than so many more requests might promise, for two reasons. A prompt gains nothing from
+# company: thousands of its tokens are multiplied together anyway, each has to be computed once under either policy,
+# and on a CPU that is where the seconds go. And in a step that only decodes, a crowd shares the weights, but each of
+# these long conversations reads its own keys. What blocks take away for certain is the waiting at the door.
 #
 # ## The picture
 #
-# The budget over time: first the real model with real lengths, by the step; then all conversations with the silent model, until the
-# last has ended.
+# The budget over time: first the real model with real lengths, by the step; then all conversations with the silent
+# model, until the last has ended.
 
 # %%
 by_step = {p: [replace(r, time=r.index) for r in llm.trace] for p, llm in chat_llms.items()}
@@ -420,9 +423,10 @@ show(
 # %% [markdown]
 # ## Why
 #
-# **In strips:** slots divided by the longest length allowed. **From blocks:** slots divided by what a request *holds*, on
-# average over the time it runs. With a prompt of $p$ and an answer of $a$ tokens it begins with $p$, ends with $p + a$ and takes
-# $a$ steps. So it holds $p + a/2$ on average, and counts $a$ times. The last block is half empty (lesson 04):
+# **In strips:** slots divided by the longest length allowed. **From blocks:** slots divided by what a request
+# *holds*, on average over the time it runs. With a prompt of $p$ and an answer of $a$ tokens it begins with $p$, ends
+# with $p + a$ and takes $a$ steps. So it holds $p + a/2$ on average, and counts $a$ times. The last block is half
+# empty (lesson 04):
 #
 # $$\text{at once} = \frac{\text{slots}}{h}, \qquad h = \frac{\sum a\,(p + a/2)}{\sum a} + \frac{B - 1}{2}$$
 
@@ -443,8 +447,8 @@ assert 0.95 < running["conversations", "blocks"] / predicted["conversations"] < 
 assert 1.1 < running["instructions", "blocks"] / predicted["instructions"] < 1.3
 
 # %% [markdown]
-# Right for conversations, too low for instructions. Why? The formula is for traffic that goes on and on. Here the door is soon
-# empty:
+# Right for conversations, too low for instructions. Why? The formula is for traffic that goes on and on. Here the
+# door is soon empty:
 
 # %%
 waited = sum(record.waiting > 0 for record in served["instructions", "blocks"][0].trace)
@@ -513,9 +517,10 @@ fit = ipywidgets.IntSlider(value=8, min=1, max=32, description="strips")
 Explorable({"conversations_that_fit": fit}, draw)
 
 # %% [markdown]
-# Move the slider: it sets the budget, counted in strips of 4096. (A line for blocks begins at the longest of its requests:
-# a server that accepts less refuses some. Of the two dots at the top, the upper is the queue of 2000, the lower that of 8000.) All lines rise and fall together; the distance between
-# them stays. It grows with the longest length, which is a promise, and shrinks with the lengths that really come.
+# Move the slider: it sets the budget, counted in strips of 4096. (A line for blocks begins at the longest of its
+# requests: a server that accepts less refuses some. Of the two dots at the top, the upper is the queue of 2000, the
+# lower that of 8000.) All lines rise and fall together; the distance between them stays. It grows with the longest
+# length, which is a promise, and shrinks with the lengths that really come.
 #
 # **Beside the paper.** It has 7 at once in strips, and from blocks:
 
@@ -532,14 +537,14 @@ say(f"They differ by {100 * apart[0]:.0f} % and by {100 * apart[1]:.0f} %.")
 assert max(apart) < 0.15
 
 # %% [markdown]
-# Close, although neither knows of the other. Not equal, and we know two causes: the paper drew its lengths from the real data, of
-# which we have only the means (the spread is ours); and its requests arrived one by one, at a given rate, while ours all
-# wait at the door.
+# Close, although neither knows of the other. Not equal, and we know two causes: the paper drew its lengths from the
+# real data, of which we have only the means (the spread is ours); and its requests arrived one by one, at a given
+# rate, while ours all wait at the door.
 #
 # ### Where every millisecond goes
 #
-# More at once makes a step longer. By how much, and what takes the time? Here are the stopwatch's laps: decode steps of the real
-# model, with eight requests and with the crowd.
+# More at once makes a step longer. By how much, and what takes the time? Here are the stopwatch's laps: decode steps
+# of the real model, with eight requests and with the crowd.
 
 # %% tags=["nbval-ignore-output"]
 PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
@@ -583,10 +588,10 @@ print(goals_text())
 # %% [markdown]
 # How to read it:
 #
-# - **weights** are read once in a step, for eight rows or for hundreds. With few rows, reading is what takes the time; with many
-#   it is the multiplying. That is why a crowd costs less than its number.
-# - **attention** reads each request's own keys. Nobody shares them, so it grows with the number and with the lengths; these
-#   requests are short.
+# - **weights** are read once in a step, for eight rows or for hundreds. With few rows, reading is what takes the
+#   time; with many it is the multiplying. That is why a crowd costs less than its number.
+# - **attention** reads each request's own keys. Nobody shares them, so it grows with the number and with the lengths;
+#   these requests are short.
 # - **the head** is one matrix, but the largest: it has a row for each word of the vocabulary.
 # - **scheduler and bookkeeping** are Python, once for each request and step. They are what
 #   most of this course is about, and a small part here. A GPU makes the model faster and leaves Python as it is, so
@@ -600,8 +605,8 @@ print(goals_text())
 show_source(Engine.step, Engine._compute)
 
 # %% [markdown]
-# Two things to notice. When anything raises, `_start_over` sends everybody back to the queue: their tokens are known, so nothing is lost
-# but time. And the only place where a request becomes longer is here:
+# Two things to notice. When anything raises, `_start_over` sends everybody back to the queue: their tokens are known,
+# so nothing is lost but time. And the only place where a request becomes longer is here:
 
 # %%
 show_source(Engine._commit)
@@ -629,8 +634,8 @@ say(f"At its fullest, blocks held {100 * fullest / BUDGET:.1f} % of the budget."
 assert fullest > 0.98 * BUDGET
 
 # %% [markdown]
-# Every block: the silent engines have served all. The real ones were stopped in the middle; their requests must be sent home
-# first.
+# Every block: the silent engines have served all. The real ones were stopped in the middle; their requests must be
+# sent home first.
 
 # %%
 for engine in engines:
@@ -642,9 +647,8 @@ for engine in engines:
 print("blocks that did not come home:", sum(e.pool.num_blocks - e.pool.num_free for e in engines))
 
 # %% [markdown]
-# The same tokens. In 16 bits, rounding can tip a choice between two words, and it differs with the number of rows in a batch. So
-# we compare in float32: the real model, six
-# short requests, in a budget that holds two strips.
+# The same tokens. In 16 bits, rounding can tip a choice between two words, and it differs with the number of rows in
+# a batch. So we compare in float32: the real model, six short requests, in a budget that holds two strips.
 
 # %%
 exact = load_model("smollm2-135m", dtype=torch.float32, device=device)
@@ -678,8 +682,8 @@ assert len(list(answer_as_it_grows(engine, "test", [0] * 60, 100))[-1]) == 100
 assert engine.pool.num_free == 64
 
 # %% [markdown]
-# It passes its test. In the evening the page is slow. The log says that only one reader is there at a time, and that each reads three
-# words and goes away, annoyed. Free blocks, after each of them:
+# It passes its test. In the evening the page is slow. The log says that only one reader is there at a time, and that
+# each reads three words and goes away, annoyed. Free blocks, after each of them:
 
 # %%
 for reader in range(8):
@@ -709,9 +713,10 @@ assert engine.pool.num_free == 64
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# Closing a generator ends the *reading*. Nobody told the engine, so it goes on writing to `max_tokens`, for people who have left,
-# and their blocks grow all the time. Nothing is lost for ever, so no test of leaks sees it; but the busier the page, the more ghosts. Several
-# engines had this (ROCm's ATOM, pull requests 1562 and 1589; a relative in vLLM, pull request 49146).
+# Closing a generator ends the *reading*. Nobody told the engine, so it goes on writing to `max_tokens`, for people
+# who have left, and their blocks grow all the time. Nothing is lost for ever, so no test of leaks sees it; but the
+# busier the page, the more ghosts. Several engines had this (ROCm's ATOM, pull requests 1562 and 1589; a relative in
+# vLLM, pull request 49146).
 #
 # Whoever starts a request has to end it on every way out. In Python that is `finally`:
 # </details>
@@ -740,34 +745,34 @@ assert llm.engine.pool.num_free == llm.engine.pool.num_blocks and not llm.engine
 #
 # <details><summary>2. All answers become twice as long, prompts stay. Does the number at once halve?</summary>
 #
-# No. A request holds its prompt and half of its answer on average, and only the second part doubles. For conversations with long prompts
-# the number falls a little, for instructions by nearly half.
+# No. A request holds its prompt and half of its answer on average, and only the second part doubles. For
+# conversations with long prompts the number falls a little, for instructions by nearly half.
 # </details>
 #
 # <details><summary>3. At the opening more requests run at once than an hour later. Why?</summary>
 #
-# They are all new: they hold a prompt and nothing else. Then they grow, all together, the pool runs dry, and the youngest are
-# [preempted](../docs/glossary.md#preemption).
+# They are all new: they hold a prompt and nothing else. Then they grow, all together, the pool runs dry, and the
+# youngest are [preempted](../docs/glossary.md#preemption).
 # </details>
 #
 # <details><summary>4. Twice as many requests at once. Is throughput doubled?</summary>
 #
-# Only while a step takes as long as before, that is, while reading the weights takes the time. Once the multiplying does, a
-# step grows with its rows, and more at once means only that nobody waits at the door.
+# Only while a step takes as long as before, that is, while reading the weights takes the time. Once the multiplying
+# does, a step grows with its rows, and more at once means only that nobody waits at the door.
 # </details>
 #
 # <details><summary>5. The silent model wrote no keys. Why could we believe what it said about memory?</summary>
 #
-# The scheduler decides by lengths and free blocks. Answers end at a given length here, so no token decides anything. The real
-# model then ran as many as the silent one in every step, which an assertion checked.
+# The scheduler decides by lengths and free blocks. Answers end at a given length here, so no token decides anything.
+# The real model then ran as many as the silent one in every step, which an assertion checked.
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - One budget: eight strips of 4096. From blocks a few dozen real conversations at once, or hundreds of instructions. The
-#   complete traffic was run with the engine and a silent model; SmolLM2 itself served 256 instructions at once, and filled the
-#   whole budget with conversations of real lengths, for a while.
+# - One budget: eight strips of 4096. From blocks a few dozen real conversations at once, or hundreds of instructions.
+#   The complete traffic was run with the engine and a silent model; SmolLM2 itself served 256 instructions at once,
+#   and filled the whole budget with conversations of real lengths, for a while.
 # - In strips the longest length allowed decides; from blocks, what a request holds on average while it runs.
 # - A crowd shares the reading of the weights. That is where throughput comes from, until arithmetic is the limit.
 # - Plan, compute, commit. The budget is never exceeded, every block comes home, the tokens are the same.
@@ -783,7 +788,7 @@ assert llm.engine.pool.num_free == llm.engine.pool.num_blocks and not llm.engine
 #
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180), section 6.2 and figure 13: requests at once.
-# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: one plan for each
-#   step.
-# - P. Patel et al., *Splitwise*, 2024, [arXiv:2311.18677](https://arxiv.org/abs/2311.18677): the Azure trace (Azure Public
-#   Dataset, AzureLLMInferenceTrace_conv, Microsoft, CC-BY 4.0).
+# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: one plan
+#   for each step.
+# - P. Patel et al., *Splitwise*, 2024, [arXiv:2311.18677](https://arxiv.org/abs/2311.18677): the Azure trace (Azure
+#   Public Dataset, AzureLLMInferenceTrace_conv, Microsoft, CC-BY 4.0).

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 13 · Smaller K and V; and vLLM today
 #
-# Twelve lessons spent the memory better. None made a token smaller. This one does: 8 bits for each number instead of 16, and it
-# measures what that breaks. Then it closes the course. Of what the PagedAttention paper describes, what does vLLM still do,
-# and what has it dropped?
+# Twelve lessons spent the memory better. None made a token smaller. This one does: 8 bits for each number instead of
+# 16, and it measures what that breaks. Then it closes the course. Of what the PagedAttention paper describes, what
+# does vLLM still do, and what has it dropped?
 #
-# **You will be able to** say what an 8-bit cache saves and what it costs, and why its scales belong to tokens and not to
-# blocks; read vLLM's source with a map in hand; and say what several cards share.
+# **You will be able to** say what an 8-bit cache saves and what it costs, and why its scales belong to tokens and not
+# to blocks; read vLLM's source with a map in hand; and say what several cards share.
 #
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
@@ -32,22 +32,23 @@ from minipaged.course.widgets import Explorable
 # %% [markdown]
 # ## The question
 #
-# [Bytes per token](../docs/glossary.md#bytes-per-token) are two vectors for each layer and KV head, times the size of a number
-# (lesson 02). Only the last factor is free: the others belong to the model. Two formats have 8 bits:
+# [Bytes per token](../docs/glossary.md#bytes-per-token) are two vectors for each layer and KV head, times the size of
+# a number (lesson 02). Only the last factor is free: the others belong to the model. Two formats have 8 bits:
 #
 # - **int8**: the whole numbers from −127 to 127, evenly spaced;
-# - **fp8** (e4m3): a sign, 4 bits of exponent, 3 bits of fraction. Close together near zero, far apart near the largest, 448.
+# - **fp8** (e4m3): a sign, 4 bits of exponent, 3 bits of fraction. Close together near zero, far apart near the
+#   largest, 448.
 #
-# Keys and values are neither whole numbers nor below 448 by nature, so a [scale](../docs/glossary.md#quantisation) is stored
-# beside them: divide by it when writing, multiply when reading. Here every token has one for each KV head.
+# Keys and values are neither whole numbers nor below 448 by nature, so a [scale](../docs/glossary.md#quantisation) is
+# stored beside them: divide by it when writing, multiply when reading. Here every token has one for each KV head.
 #
 # **How many more requests fit, and how wrong do the keys become? Which of the two formats is more exact?**
 
 # %% [markdown]
 # ## Your prediction
 #
-# SmolLM2: 30 layers, 3 KV heads, 64 numbers each. A scale is a float32. The first guess can be worked out. The error is the
-# length of the difference, divided by the length of the vector.
+# SmolLM2: 30 layers, 3 KV heads, 64 numbers each. A scale is a float32. The first guess can be worked out. The error
+# is the length of the difference, divided by the length of the vector.
 
 # %%
 my_factor = None  # your guess: tokens in the same memory, 8 bits against 16, as a factor
@@ -201,7 +202,8 @@ for kind in ("keys", "values"):
     assert 1.5 < typical[kind, "fp8"] / typical[kind, "int8"] < 5
 
 # %% [markdown]
-# No head stands out, and no vector is far off. And **int8 is the more exact** of the two, for keys and even more for values. That is the opposite of what many expect of a floating-point format. We come to why.
+# No head stands out, and no vector is far off. And **int8 is the more exact** of the two, for keys and even more for
+# values. That is the opposite of what many expect of a floating-point format. We come to why.
 #
 # ### What the model makes of it
 #
@@ -264,13 +266,13 @@ for name, answer in answers.items():
 assert all(len(answer.token_ids) > 0 for answer in answers.values())
 
 # %% [markdown]
-# A text that parts ways is not a worse text. But an 8-bit cache is *not* the same model, and a test that compares texts with
-# those of a 16-bit cache will fail.
+# A text that parts ways is not a worse text. But an 8-bit cache is *not* the same model, and a test that compares
+# texts with those of a 16-bit cache will fail.
 #
 # ## The picture
 #
-# Every value vector of the page is a dot. Left, each has a scale of its own. Right, the 16 tokens of a block share one for each
-# head: as large as the largest of them needs. That would save nearly all of the scales' bytes.
+# Every value vector of the page is a dot. Left, each has a scale of its own. Right, the 16 tokens of a block share
+# one for each head: as large as the largest of them needs. That would save nearly all of the scales' bytes.
 
 
 # %%
@@ -323,9 +325,9 @@ show(
 #
 # ## Why
 #
-# **Why is int8 more exact?** A vector has one scale, set by its largest number. int8 then rounds every number by at most half a
-# step, that is 1/254 of the largest. fp8 has three bits of fraction: it rounds every number by up to 1/16 *of itself*. Only numbers
-# far below the largest do better in fp8, and these hardly count in a sum.
+# **Why is int8 more exact?** A vector has one scale, set by its largest number. int8 then rounds every number by at
+# most half a step, that is 1/254 of the largest. fp8 has three bits of fraction: it rounds every number by up to 1/16
+# *of itself*. Only numbers far below the largest do better in fp8, and these hardly count in a sum.
 
 # %%
 say(f"""
@@ -340,8 +342,8 @@ for name, dtype in EIGHT.items():
     assert float((back - row).abs().max()) <= (10 / 254 if name == "int8" else 10 / 16)
 
 # %% [markdown]
-# **Why does a scale for a block ruin int8 and not fp8?** See the last number: int8 made nothing of it. Two tokens in one block,
-# the first small, the second a thousand times larger:
+# **Why does a scale for a block ruin int8 and not fp8?** See the last number: int8 made nothing of it. Two tokens in
+# one block, the first small, the second a thousand times larger:
 
 # %%
 tokens = torch.tensor([[0.01, -0.004], [10.0, 3.0]])
@@ -356,11 +358,11 @@ for name, dtype in EIGHT.items():
     assert pair[1] == 1 if name == "int8" else pair[1] < 0.07
 
 # %% [markdown]
-# All 127 steps of int8 are laid out for the large one; the small one is less than half a step, and gone. fp8 carries an exponent in
-# every number: a scale moves it along the exponents, and between 2⁻⁶ and 448 costs nothing.
+# All 127 steps of int8 are laid out for the large one; the small one is less than half a step, and gone. fp8 carries
+# an exponent in every number: a scale moves it along the exponents, and between 2⁻⁶ and 448 costs nothing.
 #
-# **Does that happen in a real model?** The text's first token. Models park attention on it that they have no other use for, and
-# its values are small, so that this does no harm:
+# **Does that happen in a real model?** The text's first token. Models park attention on it that they have no other
+# use for, and its values are small, so that this does no harm:
 
 # %%
 first = float(size[:, 0].median()), float(size[:, 1:].median())
@@ -375,8 +377,9 @@ say(f"""
 assert first[0] < 0.5 * first[1] and block > 3 * alone
 
 # %% [markdown]
-# And the block's scale here was the *best* one, known in advance. A server writes tokens as they come. When a larger one arrives, it
-# must either cut it off, or change the scale, and with it the meaning of every token that is already stored:
+# And the block's scale here was the *best* one, known in advance. A server writes tokens as they come. When a larger
+# one arrives, it must either cut it off, or change the scale, and with it the meaning of every token that is already
+# stored:
 
 # %%
 stored, scale = quantize_rows(tokens[:1], torch.int8)
@@ -391,8 +394,8 @@ print(
 assert float(read_now.abs().max()) > 900 * 0.01
 
 # %% [markdown]
-# A scale that belongs to one written row never changes. That is worth its four bytes, and is what `minipaged` does. Here it
-# goes beyond the paper, which kept 16 bits.
+# A scale that belongs to one written row never changes. That is worth its four bytes, and is what `minipaged` does.
+# Here it goes beyond the paper, which kept 16 bits.
 #
 # ## The code as it stands
 
@@ -427,8 +430,9 @@ assert int(wrapped) == 150 - 256, "what a plain conversion does"
 # ## Find the bug
 #
 # A team gives its server an int8 cache. All tests of single answers pass: the texts are as good as before. Parallel
-# samples (lesson 09) were tested years ago, with 16 bits, and nobody touched them. Now and then a user who asks for two samples
-# says that the *second one* has gone odd. Run again, it may be fine. Here is the code that copies a block on write:
+# samples (lesson 09) were tested years ago, with 16 bits, and nobody touched them. Now and then a user who asks for
+# two samples says that the *second one* has gone odd. Run again, it may be fine. Here is the code that copies a block
+# on write:
 
 
 # %%
@@ -439,8 +443,8 @@ def copy_as_before(storage, copies):
 
 
 # %% [markdown]
-# And how to make it happen: a prompt, forked, one more token for each of the two, the same one, so that both must say the same. The memory
-# has been used before, as always on a server that has run for an hour.
+# And how to make it happen: a prompt, forked, one more token for each of the two, the same one, so that both must say
+# the same. The memory has been used before, as always on a server that has run for an hour.
 
 
 # %%
@@ -468,7 +472,8 @@ def second_sample_is_off(length, copy_blocks, spec):
 
 
 # %% [markdown]
-# Sixteen prompts, of 17 to 32 tokens, that begin alike. **For how many of them is the second sample off? And why, do you think?**
+# Sixteen prompts, of 17 to 32 tokens, that begin alike. **For how many of them is the second sample off? And why, do
+# you think?**
 
 # %%
 my_odd_prompts = None  # your guess, 0 to 16
@@ -484,14 +489,16 @@ assert fine == [32] and min(off[n] for n in lengths if n != 32) > 0.2 and max(of
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The block is copied without its scales. In the copy the numbers are right, but they are read with what an earlier owner
-# of the block left in `key_scale` and `value_scale`. With 16 bits there is nothing to forget, a single answer never copies, and a prompt of 32
-# tokens ends with its block, so that there is no shared tail to copy. How bad it is depends on how many tokens the copied block had, and on who used the memory before: anything from
-# an odd word to nonsense.
+# The block is copied without its scales. In the copy the numbers are right, but they are read with what an earlier
+# owner of the block left in `key_scale` and `value_scale`. With 16 bits there is nothing to forget, a single answer
+# never copies, and a prompt of 32 tokens ends with its block, so that there is no shared tail to copy. How bad it is
+# depends on how many tokens the copied block had, and on who used the memory before: anything from an odd word to
+# nonsense.
 #
-# Whatever moves blocks can forget: a copy on write, a swap, a hand-over to another machine. Engines have had it in each
-# (kvcached issue 424; vLLM pull requests 36893 and 38378 put scales for each token and head into tensors of their own). The cure is to have *one list* of what
-# makes up a block. Here it is `KVStorage.tensors`, which you read above.
+# Whatever moves blocks can forget: a copy on write, a swap, a hand-over to another machine. Engines have had it in
+# each (kvcached issue 424; vLLM pull requests 36893 and 38378 put scales for each token and head into tensors of
+# their own). The cure is to have *one list* of what makes up a block. Here it is `KVStorage.tensors`, which you read
+# above.
 # </details>
 #
 # The proof: the same prompt with 16 bits, and with the engine's own copy.
@@ -505,8 +512,8 @@ assert len(KVStorage(specs["int8"], 1, 16).tensors) == 4
 # %% [markdown]
 # ## The paper, vLLM today, minipaged
 #
-# The paper is from 2023. vLLM has been rewritten since (its engine is called V1), and some of what made the paper famous
-# is no longer in it. The course taught those parts all the same, because the argument needs them. Which ones?
+# The paper is from 2023. vLLM has been rewritten since (its engine is called V1), and some of what made the paper
+# famous is no longer in it. The course taught those parts all the same, because the argument needs them. Which ones?
 
 
 # %%
@@ -522,9 +529,9 @@ text_table(
 )
 
 # %% [markdown]
-# You need not believe this table. Each row rests on words in vLLM's source; and where it says that something was dropped,
-# on words that are *not* there any more. A test of this repository (`tests/test_vllm_table.py`) looks all of them up
-# in the vLLM that is installed beside it, and fails when a new version says otherwise.
+# You need not believe this table. Each row rests on words in vLLM's source; and where it says that something was
+# dropped, on words that are *not* there any more. A test of this repository (`tests/test_vllm_table.py`) looks all of
+# them up in the vLLM that is installed beside it, and fails when a new version says otherwise.
 
 # %%
 show_rows = [(p.subject, f"`{q.path}`", f"`{q.text}`") for p in POINTS for q in p.shows]
@@ -542,17 +549,18 @@ assert Counter(p.subject for p in POINTS if p.lacks) == Counter(
 # %% [markdown]
 # Three things to take from it.
 #
-# **Prefix caching ate forking.** When a full block can be found by its hash (lesson 10), `n` samples are `n` requests that meet
-# there, and beam search is a program on top that asks for one token at a time. Neither needs a fork in the engine, nor
-# [copy-on-write](../docs/glossary.md#copy-on-write). The price: the unfilled tail is computed by each, and nothing is shared with
-# prefix caching off.
+# **Prefix caching ate forking.** When a full block can be found by its hash (lesson 10), `n` samples are `n` requests
+# that meet there, and beam search is a program on top that asks for one token at a time. Neither needs a fork in the
+# engine, nor [copy-on-write](../docs/glossary.md#copy-on-write). The price: the unfilled tail is computed by each,
+# and nothing is shared with prefix caching off.
 #
-# **Copy-on-write came back by another door.** It is often said to be gone from vLLM. For samples and beams it is. But a prefix hit may
-# now end *inside* a block (with `prefix_match_unit` finer than the block), and whoever goes on writing there gets a
-# private copy of that block first. The same idea for a new reason.
+# **Copy-on-write came back by another door.** It is often said to be gone from vLLM. For samples and beams it is. But
+# a prefix hit may now end *inside* a block (with `prefix_match_unit` finer than the block), and whoever goes on
+# writing there gets a private copy of that block first. The same idea for a new reason.
 #
-# **Swapping lost.** Computing again costs arithmetic, which cards have in plenty, and prefix caching often finds most of it
-# again. Host memory is still used, but as a second cache of blocks (`v1/kv_offload`), not to park a preempted request.
+# **Swapping lost.** Computing again costs arithmetic, which cards have in plenty, and prefix caching often finds most
+# of it again. Host memory is still used, but as a second cache of blocks (`v1/kv_offload`), not to park a preempted
+# request.
 #
 # ## The same script
 #
@@ -567,17 +575,17 @@ assert ours in script
 print(script.replace(ours, "from vllm import LLM, SamplingParams"))
 
 # %% [markdown]
-# And here it runs on `minipaged`. Two things are changed: the name of the model, to the file that `make setup` has fetched, so that nothing is
-# downloaded; and no progress bar.
+# And here it runs on `minipaged`. Two things are changed: the name of the model, to the file that `make setup` has
+# fetched, so that nothing is downloaded; and no progress bar.
 
 # %% tags=["nbval-ignore-output"]
 here = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m")
 exec(here.replace("max_tokens=16)", "max_tokens=16), use_tqdm=False"))
 
 # %% [markdown]
-# This lesson does not run it on vLLM, which needs another version of torch and so an environment of its own. What the test checks is
-# that every argument in it is one that vLLM takes. (A longer script, `examples/offline_batch.py`, is run on both by a test,
-# which finds the same tokens.) The settings you will want there, and where you have met them:
+# This lesson does not run it on vLLM, which needs another version of torch and so an environment of its own. What the
+# test checks is that every argument in it is one that vLLM takes. (A longer script, `examples/offline_batch.py`, is
+# run on both by a test, which finds the same tokens.) The settings you will want there, and where you have met them:
 
 # %%
 text_table(
@@ -593,9 +601,10 @@ assert renamed == {"kv_cache_memory_bytes": "kv_memory", "num_gpu_blocks_overrid
 # %% [markdown]
 # ## More than one machine
 #
-# The last settings have no counterpart in `LLM`: an engine here runs on one card, and this section computes, it does not measure.
-# Many engines for one file of prompts is another matter: `minipaged batch --workers` does that, on one machine or on a cluster. See
-# [from one process to many machines](../docs/scaling.md). What would each setting share out?
+# The last settings have no counterpart in `LLM`: an engine here runs on one card, and this section computes, it does
+# not measure. Many engines for one file of prompts is another matter: `minipaged batch --workers` does that, on one
+# machine or on a cluster. See [from one process to many machines](../docs/scaling.md). What would each setting share
+# out?
 #
 # | | a card has | keys and values of a token are |
 # |:--|:--|:--|
@@ -603,8 +612,9 @@ assert renamed == {"kv_cache_memory_bytes": "kv_memory", "num_gpu_blocks_overrid
 # | pipeline parallel | all heads of some layers | split by layer |
 # | data parallel | a whole model, some of the requests | whole, on one card |
 #
-# Take a model of 70 billion parameters with 16-bit weights on cards of 80 GB: 80 layers, 8 KV heads of 128. Under tensor
-# parallelism the scheduler still sees one pool: block 17 is block 17 on every card, a piece of each. But heads cannot be cut:
+# Take a model of 70 billion parameters with 16-bit weights on cards of 80 GB: 80 layers, 8 KV heads of 128. Under
+# tensor parallelism the scheduler still sees one pool: block 17 is block 17 on every card, a piece of each. But heads
+# cannot be cut:
 
 
 # %%
@@ -673,24 +683,26 @@ say(f"""
 #
 # <details><summary>2. vLLM's older fp8 cache has one scale for a whole tensor. Why does that work, and for int8 not?</summary>
 #
-# Every fp8 number has an exponent of its own, so that small vectors stay as exact as large ones. int8 has 127 steps, all of one
-# size; a vector far below the largest would get two or three of them.
+# Every fp8 number has an exponent of its own, so that small vectors stay as exact as large ones. int8 has 127 steps,
+# all of one size; a vector far below the largest would get two or three of them.
 # </details>
 #
 # <details><summary>3. A block is shared through prefix caching. Must a reader copy its scales?</summary>
 #
-# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until somebody writes.
+# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until
+# somebody writes.
 # </details>
 #
 # <details><summary>4. Why is a block's hash the same for an int8 and a float32 cache, and why does that do no harm?</summary>
 #
-# It is made of token ids. One pool has one format, so two formats never meet. A cache that is shared between engines would have
-# to put the format into the hash.
+# It is made of token ids. One pool has one format, so two formats never meet. A cache that is shared between engines
+# would have to put the format into the hash.
 # </details>
 #
 # <details><summary>5. With 16 cards and 8 KV heads, which setting would you change to stop storing everything twice?</summary>
 #
-# Tensor parallel 8, and two of those: data parallel 2 for more requests, or pipeline parallel 2 when the weights need the room.
+# Tensor parallel 8, and two of those: data parallel 2 for more requests, or pipeline parallel 2 when the weights need
+# the room.
 # </details>
 #
 # <details><summary>6. Prefix caching is off in vLLM and you ask for n = 8 samples of a long prompt. What does it cost?</summary>
@@ -708,14 +720,16 @@ say(f"""
 #   has come back for prefix hits that end inside a block.
 # - Tensor parallelism divides a token by its KV heads, and no further.
 #
-# **That was the last lesson.** The engine is yours to change; [CONTRIBUTING](../CONTRIBUTING.md) says how. To go back to the
-# map: [00 · Start here](00_start_here.ipynb).
+# **That was the last lesson.** The engine is yours to change; [CONTRIBUTING](../CONTRIBUTING.md) says how. To go back
+# to the map: [00 · Start here](00_start_here.ipynb).
 #
 # ### Sources
 #
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
-#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.4 (decoding), 4.5 (preemption), 4.6 (several cards), 5.1 (kernels).
-# - P. Micikevicius et al., *FP8 Formats for Deep Learning*, 2022, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433): e4m3.
+#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.4 (decoding), 4.5 (preemption), 4.6 (several
+#   cards), 5.1 (kernels).
+# - P. Micikevicius et al., *FP8 Formats for Deep Learning*, 2022,
+#   [arXiv:2209.05433](https://arxiv.org/abs/2209.05433): e4m3.
 # - G. Xiao et al., *Efficient Streaming Language Models with Attention Sinks*, 2023,
 #   [arXiv:2309.17453](https://arxiv.org/abs/2309.17453): the first token.
 # - M. Shoeybi et al., *Megatron-LM*, 2019, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053): tensor parallelism.
