@@ -5,8 +5,8 @@
 # begins with the question that comes before: how fast *can* it be? Two numbers of a card answer that. Then the kernel
 # is changed twice, and each change follows from counting.
 #
-# **You will be able to** say how long a [decode](../docs/glossary.md#decode) step takes at least on a card you have never
-# seen, take a softmax in one pass and in pieces, and find out why a card with nothing wrong stands idle.
+# **You will be able to** say how long a [decode](../docs/glossary.md#decode) step takes at least on a card you have
+# never seen, take a softmax in one pass and in pieces, and find out why a card with nothing wrong stands idle.
 #
 # About 50 minutes. Runs in half a minute on two CPU cores, without a GPU: kernels run in Triton's interpreter, and are
 # compiled for a card that is not there. It needs Triton, which exists for Linux and Windows: elsewhere, read along, the
@@ -42,8 +42,9 @@ from minipaged.course.widgets import Explorable
 # %% [markdown]
 # ## The question
 #
-# A kernel takes 300 microseconds. Is that good? Nobody can say who does not know what the card had to do. So the question
-# is: **what must a decode step do at least, and how long does the card need for that?** Everything above is ours to remove.
+# A kernel takes 300 microseconds. Is that good? Nobody can say who does not know what the card had to do. So the
+# question is: **what must a decode step do at least, and how long does the card need for that?** Everything above is
+# ours to remove.
 #
 # The step of this lesson: one layer of attention of Llama 3 8B (32 query heads on 8 KV heads of size 128, 16 bits),
 # on an H200. Its data sheet has the two numbers: memory is read at 4.8 TB/s, and the tensor cores do 989 TFLOP/s
@@ -52,11 +53,12 @@ from minipaged.course.widgets import Explorable
 # %% [markdown]
 # ## Your prediction
 #
-# 1. 32 conversations of 4096 tokens each get their next token. How many microseconds does the layer's attention take at least?
+# 1. 32 conversations of 4096 tokens each get their next token. How many microseconds does the layer's attention take
+#    at least?
 # 2. The kernel of lesson 06 has one [program](../docs/glossary.md#program) for each query head. How often does it
 #    read each key of this layer?
-# 3. An H200 has 132 [multiprocessors](../docs/glossary.md#multiprocessor). *One* conversation of 32 768 tokens, one program for
-#    each KV head: what percentage of the multiprocessors' time is used?
+# 3. An H200 has 132 [multiprocessors](../docs/glossary.md#multiprocessor). *One* conversation of 32 768 tokens, one
+#    program for each KV head: what percentage of the multiprocessors' time is used?
 
 # %%
 my_microseconds = None  # your guess
@@ -68,8 +70,8 @@ my_percent_used = None  # your guess
 #
 # ### Bytes and operations
 #
-# A decode step reads every key and every value of every conversation once. It also reads a query and writes an output for
-# each conversation. Each query head multiplies and adds once per number of a key, and once per number of a value.
+# A decode step reads every key and every value of every conversation once. It also reads a query and writes an output
+# for each conversation. Each query head multiplies and adds once per number of a key, and once per number of a value.
 
 # %%
 HEADS, KV_HEADS, SIZE, BYTES = 32, 8, 128, torch.bfloat16.itemsize
@@ -96,15 +98,15 @@ say(f"""
 assert 3.99 < intensity < 4 == HEADS // KV_HEADS
 
 # %% [markdown]
-# That quotient is called [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Contexts and batch have cancelled
-# out of it. In 16 bits it is the number of query heads per KV head, and nothing else: a key is two bytes a number, and each
-# of its query heads does two operations with it.
+# That quotient is called [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Contexts and batch have
+# cancelled out of it. In 16 bits it is the number of query heads per KV head, and nothing else: a key is two bytes a
+# number, and each of its query heads does two operations with it.
 #
 # ### The two numbers of a card
 #
-# A card has its own quotient: operations per second over bytes per second. It says how many operations the card could do
-# in the time it takes to read one byte. A kernel below it waits for memory. A kernel above it waits for arithmetic.
-# The numbers are those of the vendors' data sheets.
+# A card has its own quotient: operations per second over bytes per second. It says how many operations the card could
+# do in the time it takes to read one byte. A kernel below it waits for memory. A kernel above it waits for
+# arithmetic. The numbers are those of the vendors' data sheets.
 #
 # Reading and arithmetic go on at the same time, so a step takes the *larger* of the two times.
 
@@ -131,8 +133,8 @@ assert 111e-6 < floor < 113e-6
 compare(my_microseconds, round(1e6 * floor), "microseconds at least")
 
 # %% [markdown]
-# It is the reading, on every card, by a factor of more than thirty. Decode is **bound by memory**: its time is its bytes over the
-# bandwidth.
+# It is the reading, on every card, by a factor of more than thirty. Decode is **bound by memory**: its time is its
+# bytes over the bandwidth.
 #
 # The same in the whole model: a decode step also reads all weights, once for the batch. Where do the milliseconds go?
 
@@ -164,8 +166,8 @@ assert kv[1] < 0.05 * weights and kv[32] > weights and kv[128] > 4 * weights
 #
 # ### This machine
 #
-# The same two numbers can be measured. A copy moves each byte twice, in and out; a product of two large matrices keeps the
-# arithmetic busy. (Times differ from run to run, so this output is not compared when the lesson is tested.)
+# The same two numbers can be measured. A copy moves each byte twice, in and out; a product of two large matrices
+# keeps the arithmetic busy. (Times differ from run to run, so this output is not compared when the lesson is tested.)
 
 
 # %%
@@ -203,8 +205,8 @@ assert all(rate > 0 for pair in machines.values() for rate in pair)
 # ### What the readable kernel reads
 #
 # Now the kernel of lesson 06. In the interpreter every load is a call, and `counted_reads` adds up what is loaded
-# from the cache. Small shapes with SmolLM2's ratio, three query heads on each KV head; a pool of NaN with two sequences in
-# it; the float64 reference to compare with.
+# from the cache. Small shapes with SmolLM2's ratio, three query heads on each KV head; a pool of NaN with two
+# sequences in it; the float64 reference to compare with.
 
 # %%
 from minipaged.attention.kernels.decode import decode_launch
@@ -252,9 +254,9 @@ compare(my_reads_of_each_key, HEADS // KV_HEADS, "times, or once per query head 
 #
 # ### Query heads in one tile
 #
-# `decode_grouped` gives all query heads of a KV head to *one* program. They become the rows of a small matrix, and query times
-# keys becomes a matrix product, which is what tensor cores do. A product has at least 16 rows, so three heads
-# are padded to 16, and thirteen rows compute nothing that anybody wants. Isn't that a waste?
+# `decode_grouped` gives all query heads of a KV head to *one* program. They become the rows of a small matrix, and
+# query times keys becomes a matrix product, which is what tensor cores do. A product has at least 16 rows, so three
+# heads are padded to 16, and thirteen rows compute nothing that anybody wants. Isn't that a waste?
 
 # %%
 from minipaged.attention.kernels.arguments import decode_tile
@@ -287,9 +289,9 @@ with np.errstate(over="ignore"):
 print(round(two_passes, 4))
 
 # %% [markdown]
-# Now in one pass, the [online softmax](../docs/glossary.md#online-softmax). Keep three numbers: the largest score so far $m$,
-# the sum of weights $s$ and the weighted sum of values $a$, both relative to $m$. Two such summaries, $(m_1, s_1, a_1)$ and
-# $(m_2, s_2, a_2)$, make one:
+# Now in one pass, the [online softmax](../docs/glossary.md#online-softmax). Keep three numbers: the largest score so
+# far $m$, the sum of weights $s$ and the weighted sum of values $a$, both relative to $m$. Two such summaries, $(m_1,
+# s_1, a_1)$ and $(m_2, s_2, a_2)$, make one:
 #
 # $$m = \max(m_1, m_2), \qquad s = s_1 e^{m_1 - m} + s_2 e^{m_2 - m}, \qquad a = a_1 e^{m_1 - m} + a_2 e^{m_2 - m}$$
 #
@@ -316,12 +318,12 @@ table(["score", "m", "s", "a", "old sums ×"], rows)
 assert abs(seen[2] / seen[1] - two_passes) < 1e-12
 
 # %% [markdown]
-# The last column is the price: when a larger score comes, what was there is scaled down. When none comes, it is multiplied
-# by one.
+# The last column is the price: when a larger score comes, what was there is scaled down. When none comes, it is
+# multiplied by one.
 #
-# **And minus infinity?** Masked keys have that score. A row of which *nothing* is visible yet, a padded one for example, has the maximum
-# $-\infty$, and $-\infty - (-\infty)$ is not zero. It is NaN, and NaN never goes away again. So the shift is taken as 0 there.
-# The weights are then $e^{-\infty} = 0$, as they should be.
+# **And minus infinity?** Masked keys have that score. A row of which *nothing* is visible yet, a padded one for
+# example, has the maximum $-\infty$, and $-\infty - (-\infty)$ is not zero. It is NaN, and NaN never goes away again.
+# So the shift is taken as 0 there. The weights are then $e^{-\infty} = 0$, as they should be.
 
 # %%
 with np.errstate(invalid="ignore"):
@@ -333,9 +335,10 @@ assert together(seen, NOTHING) == seen == together(NOTHING, seen)
 # %% [markdown]
 # ### In pieces
 #
-# The formula does not care whether a summary is of one key, a tile, or half of a conversation. So a conversation can be cut into
-# parts for several programs, and the parts put together at the end. What is stored of a part is its average
-# $a / s$ and its [log-sum-exp](../docs/glossary.md#log-sum-exp) $m + \log s$, which is how much the average weighs.
+# The formula does not care whether a summary is of one key, a tile, or half of a conversation. So a conversation can
+# be cut into parts for several programs, and the parts put together at the end. What is stored of a part is its
+# average $a / s$ and its [log-sum-exp](../docs/glossary.md#log-sum-exp) $m + \log s$, which is how much the average
+# weighs.
 
 # %%
 parts = []
@@ -353,8 +356,8 @@ assert abs((part_weights * averages).sum() / part_weights.sum() - two_passes) < 
 # %% [markdown]
 # ### Who has work?
 #
-# Why would anybody cut? A multiprocessor is one of the card's workers. A program runs on one of them, whole. One conversation on 8 KV
-# heads is 8 programs, however long it is.
+# Why would anybody cut? A multiprocessor is one of the card's workers. A program runs on one of them, whole. One
+# conversation on 8 KV heads is 8 programs, however long it is.
 
 # %%
 H200, LONG = TARGETS["sm_90"].num_multiprocessors, 32768  # as many as an H100 has
@@ -366,10 +369,10 @@ compare(my_percent_used, round(100 * share), "percent")
 # %% [markdown]
 # Eight work, the others wait. And a multiprocessor can have only so many loads on their way, so the memory waits too.
 #
-# [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context into parts. How long should a part be? Short enough
-# that there are several programs for each multiprocessor, and not so short that starting programs is all that happens.
-# A pure function of the batch and the card decides, `keys_per_part`. Cutting also has a price: each part writes an average and a
-# log-sum-exp in float32, and a second kernel reads them.
+# [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context into parts. How long should a
+# part be? Short enough that there are several programs for each multiprocessor, and not so short that starting
+# programs is all that happens. A pure function of the batch and the card decides, `keys_per_part`. Cutting also has a
+# price: each part writes an average and a log-sum-exp in float32, and a second kernel reads them.
 
 # %%
 from minipaged.attention.kernels import arguments
@@ -391,8 +394,8 @@ say(f"For the long conversation: {num_parts} parts, and **{100 * extra:.1f} %** 
 assert num_parts == 64 and extra < 0.02
 
 # %% [markdown]
-# Both kernels in the interpreter, on three sequences of which one has a single key and therefore two empty parts. What they store
-# in between starts as NaN, so an entry that is read without having been written would be noticed.
+# Both kernels in the interpreter, on three sequences of which one has a single key and therefore two empty parts.
+# What they store in between starts as NaN, so an entry that is read without having been written would be noticed.
 
 # %%
 from minipaged.attention.kernels.arguments import Tile
@@ -419,8 +422,8 @@ assert log_sum_exp[2, :, 1:].isnan().all() and not log_sum_exp[:, :, 0].isnan().
 # ### A compiled kernel, timed here
 #
 # The interpreter says nothing about speed. But the engine has the same job as a compiled kernel for the processor, in
-# [C++](../minipaged/attention/kernels/decode_cpu.cpp). Here it is beside the gather of lesson 05, and beside what a copy of
-# memory reaches on this machine; many short conversations, and few long ones.
+# [C++](../minipaged/attention/kernels/decode_cpu.cpp). Here it is beside the gather of lesson 05, and beside what a
+# copy of memory reaches on this machine; many short conversations, and few long ones.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
@@ -468,8 +471,9 @@ show(
 )
 
 # %% [markdown]
-# Sixteen times sooner, *in this model*: every multiprocessor reads at the same rate, whatever the others do. A real card has
-# one memory for all, and lets several programs share a multiprocessor. The model says who has work, not how long it takes.
+# Sixteen times sooner, *in this model*: every multiprocessor reads at the same rate, whatever the others do. A real
+# card has one memory for all, and lets several programs share a multiprocessor. The model says who has work, not how
+# long it takes.
 #
 # Try it. When does cutting stop mattering? Which card needs it most?
 
@@ -504,9 +508,9 @@ Explorable(controls, card_at_work)
 #
 # ### The roof
 #
-# All of it in one drawing, the [roofline](../docs/glossary.md#roofline). On the slope, memory decides; on the flat part,
-# arithmetic does. Decode stands far down the slope, padded rows or not. [Prefill](../docs/glossary.md#prefill) uses each key for a
-# whole prompt of queries, and stands under the flat roof.
+# All of it in one drawing, the [roofline](../docs/glossary.md#roofline). On the slope, memory decides; on the flat
+# part, arithmetic does. Decode stands far down the slope, padded rows or not. [Prefill](../docs/glossary.md#prefill)
+# uses each key for a whole prompt of queries, and stands under the flat roof.
 
 # %%
 PROMPT = 2048
@@ -523,12 +527,14 @@ show(
 # %% [markdown]
 # ## Why
 #
-# **Why is decode so different from prefill?** Both do the same products. A key that was read in prefill serves every later token
-# of the prompt; in decode it serves one token, through the few query heads of its group. More conversations do not help: each brings keys of its
-# own. That is why batching speeds up the *weights* of a decode step and not its attention.
+# **Why is decode so different from prefill?** Both do the same products. A key that was read in prefill serves every
+# later token of the prompt; in decode it serves one token, through the few query heads of its group. More
+# conversations do not help: each brings keys of its own. That is why batching speeds up the *weights* of a decode
+# step and not its attention.
 #
-# **Why does one multiprocessor not read faster when the others are idle?** A load takes its time to come back. To read at
-# full speed, enough bytes must be *on their way* at any moment: bandwidth × that time. How many are, the compiler's report tells.
+# **Why does one multiprocessor not read faster when the others are idle?** A load takes its time to come back. To
+# read at full speed, enough bytes must be *on their way* at any moment: bandwidth × that time. How many are, the
+# compiler's report tells.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -558,9 +564,12 @@ table(["", "registers", "spilled", "bytes a load", "tiles ahead", "tensor cores"
 # interprets. A row names the kernel, the numbers it reads, the head size (d) and the query heads of a group (g). Read
 # it like this:
 #
-# - *registers, spilled*: what does not fit in registers goes to memory, and memory is what we are short of. Nothing spills.
-# - *bytes a load*: a thread asks for 16 bytes at once, the most that one instruction usually can, where keys are 16-bit numbers.
-# - *tiles ahead*: while one [tile](../docs/glossary.md#tile) is used, the next is being copied into shared memory. The readable kernel has none.
+# - *registers, spilled*: what does not fit in registers goes to memory, and memory is what we are short of. Nothing
+#   spills.
+# - *bytes a load*: a thread asks for 16 bytes at once, the most that one instruction usually can, where keys are
+#   16-bit numbers.
+# - *tiles ahead*: while one [tile](../docs/glossary.md#tile) is used, the next is being copied into shared memory.
+#   The readable kernel has none.
 # - *tensor cores*: the product of the packed heads runs on them; the readable kernel has no product to give them.
 # - *resident*: programs that one multiprocessor holds at a time, an estimate.
 
@@ -609,11 +618,12 @@ assert at_most["decode_grouped, 32 × 4096"] > 3 * at_most["decode, 32 × 4096"]
 assert abs(at_most[f"decode_grouped, 1 × {LONG}"] - at_most[f"decode, 1 × {LONG}"]) < 1e-9
 
 # %% [markdown]
-# For many conversations, packing the heads is what counts. For a single long one it gains *nothing* by itself: fewer bytes, and as many
-# times fewer programs. Only together with the split does it help.
+# For many conversations, packing the heads is what counts. For a single long one it gains *nothing* by itself: fewer
+# bytes, and as many times fewer programs. Only together with the split does it help.
 #
-# A prediction is worth what a measurement makes of it. `benchmarks/gpu_check.sh` measures the kernels on a GPU, as shares of that card's
-# own copy of memory. What it recorded is shown here; without a record it says so, and no number stands in for it.
+# A prediction is worth what a measurement makes of it. `benchmarks/gpu_check.sh` measures the kernels on a GPU, as
+# shares of that card's own copy of memory. What it recorded is shown here; without a record it says so, and no number
+# stands in for it.
 
 # %% tags=["nbval-ignore-output"]
 from minipaged.course.gpu_results import goals_text
@@ -623,9 +633,9 @@ print(goals_text())
 # %% [markdown]
 # ## The code as it stands
 #
-# The heart of all the faster kernels is one function: a tile of query rows against a range of keys. Find in it the summary of three
-# numbers, the shift for $-\infty$, and the look-up of blocks one tile ahead. Around it, the kernel that packs the heads. What is new there
-# against lesson 06 is `row`, `heads` and `used`.
+# The heart of all the faster kernels is one function: a tile of query rows against a range of keys. Find in it the
+# summary of three numbers, the shift for $-\infty$, and the look-up of blocks one tile ahead. Around it, the kernel
+# that packs the heads. What is new there against lesson 06 is `row`, `heads` and `used`.
 
 # %%
 from minipaged.attention.kernels import attend, decode_combine, decode_grouped, decode_split
@@ -672,9 +682,10 @@ assert torch.equal(forward, backward)
 # %% [markdown]
 # ## Find the bug
 #
-# A colleague found the condition `row < GROUP` superfluous: nobody looks at the padded rows. In a copy of the file she took it
-# out, in one line. Her test, one sequence with SmolLM2's nine heads on three, passed in the interpreter. On a card the same test
-# gives nonsense, now and then, and not the same each time; a model with a single KV head is right even there.
+# A colleague found the condition `row < GROUP` superfluous: nobody looks at the padded rows. In a copy of the file
+# she took it out, in one line. Her test, one sequence with SmolLM2's nine heads on three, passed in the interpreter.
+# On a card the same test gives nonsense, now and then, and not the same each time; a model with a single KV head is
+# right even there.
 
 # %%
 import importlib.util
@@ -694,7 +705,7 @@ module_spec.loader.exec_module(careless_decode)
 
 # %%
 def careless_error(sequences):
-    """Largest error [sequences, heads]; there is room behind the tensors, so nothing crashes."""
+    """Largest error [sequences, heads]; there is room beyond the tensors, so nothing crashes."""
     some = AttentionBatch.build(block_lists[:sequences], [1] * sequences, LENGTHS[:sequences], 16)
     room, output = torch.zeros(sequences + 2, 9, 64), torch.zeros(sequences + 2, 9, 64)
     room[:sequences] = query[:sequences]
@@ -706,8 +717,8 @@ def careless_error(sequences):
 assert careless_error(sequences=1).max() < 1e-5
 
 # %% [markdown]
-# **What is wrong, and why does the test pass? Decide before you go on.** Then look which heads are wrong when the programs run
-# from last to first, and when there is a second sequence.
+# **What is wrong, and why does the test pass? Decide before you go on.** Then look which heads are wrong when the
+# programs run from last to first, and when there is a second sequence.
 
 # %%
 found = {"one sequence, in order": careless_error(1)[0] > 1e-3}
@@ -722,15 +733,16 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The tile of a KV head has sixteen rows for three query heads. Row 3 has the address of head 3, which is the *next* KV head's, and
-# so on, into the next sequence. Without the condition each program stores thirteen rows that belong to others: their queries, with its own
-# keys. In the interpreter programs run one after the other, from the first to the last, and each overwrites what its predecessors left in
-# its heads: with one sequence the right answer comes last. A card promises no order. With a single KV head and one
-# sequence there is no neighbour, only memory behind the output, and nobody looked there.
+# The tile of a KV head has sixteen rows for three query heads. Row 3 has the address of head 3, which is the *next*
+# KV head's, and so on, into the next sequence. Without the condition each program stores thirteen rows that belong to
+# others: their queries, with its own keys. In the interpreter programs run one after the other, from the first to the
+# last, and each overwrites what its predecessors left in its heads: with one sequence the right answer comes last. A
+# card promises no order. With a single KV head and one sequence there is no neighbour, only memory beyond the output,
+# and nobody looked there.
 #
-# This happened: vLLM's kernels met ratios that are not powers of two (issue 18088, pull request 18100), and padded rows that reached
-# the next group (pull request 47248). The test that finds it has a ratio of three, more than one sequence, and an order of
-# programs that nobody chose.
+# This happened: vLLM's kernels met ratios that are not powers of two (issue 18088, pull request 18100), and padded
+# rows that reached the next group (pull request 47248). The test that finds it has a ratio of three, more than one
+# sequence, and an order of programs that nobody chose.
 # </details>
 
 # %% [markdown]
@@ -748,18 +760,21 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 #
 # <details><summary>3. A batch of two hundred short conversations. How much does splitting help?</summary>
 #
-# Not at all. There are far more programs than multiprocessors already; a part would only add stores and a second launch.
+# Not at all. There are far more programs than multiprocessors already; a part would only add stores and a second
+# launch.
 # </details>
 #
 # <details><summary>4. Why is the largest score subtracted at all, when it cancels out?</summary>
 #
-# In exact arithmetic it does. In float32 the exponential of a score around 90 is infinite, and infinity over infinity is NaN.
+# In exact arithmetic it does. In float32 the exponential of a score around 90 is infinite, and infinity over infinity
+# is NaN.
 # </details>
 #
 # <details><summary>5. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
 #
-# Then a row with nothing visible has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the row becomes the
-# average of values it must not see. And a real score can be lower than a number that somebody thought very large.
+# Then a row with nothing visible has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the
+# row becomes the average of values it must not see. And a real score can be lower than a number that somebody thought
+# very large.
 # </details>
 #
 # <details><summary>6. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
@@ -770,11 +785,15 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # %% [markdown]
 # ## Summary
 #
-# - A decode step must read each key and value once. That over the bandwidth is the least time, and every card's arithmetic waits.
+# - A decode step must read each key and value once. That over the bandwidth is the least time, and every card's
+#   arithmetic waits.
 # - Packing the query heads of a KV head reads each key once instead of once per query head. The padded rows are free.
-# - Softmax goes in one pass, and in pieces, with three numbers: the largest score, the sum of weights, the weighted sum of values.
-# - Few long conversations leave a card idle. Cutting them gives every multiprocessor work; log-sum-exp puts the parts together.
-# - The compiler's report says without a card whether a kernel spills, how wide it loads and what is on its way. Only a card says how fast.
+# - Softmax goes in one pass, and in pieces, with three numbers: the largest score, the sum of weights, the weighted
+#   sum of values.
+# - Few long conversations leave a card idle. Cutting them gives every multiprocessor work; log-sum-exp puts the parts
+#   together.
+# - The compiler's report says without a card whether a kernel spills, how wide it loads and what is on its way. Only
+#   a card says how fast.
 #
 # **Write it yourself:** [exercise 07](../exercises/07_decode_kernel/07_decode_kernel.ipynb), a kernel that reads
 # through the table in one pass, and the sum of the parts.
@@ -784,8 +803,8 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 #
 # ### Sources
 #
-# - S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model for Multicore Architectures*, CACM 2009,
-#   [doi:10.1145/1498765.1498785](https://doi.org/10.1145/1498765.1498785).
+# - S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures*, CACM 2009, [doi:10.1145/1498765.1498785](https://doi.org/10.1145/1498765.1498785).
 # - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018,
 #   [arXiv:1805.02867](https://arxiv.org/abs/1805.02867): algorithm 3.
 # - T. Dao et al., *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, 2022,
