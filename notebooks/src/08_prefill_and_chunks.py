@@ -5,8 +5,8 @@
 # conversations are answering while new prompts arrive, long ones among them. This lesson puts all of it into one step,
 # without padding, and cuts a long prompt into pieces so that nobody has to wait for it.
 #
-# **You will be able to** lay out the tokens of a mixed step by hand, say which keys each of its queries may see, prove that
-# a prompt computed in pieces gives the same answer, and say what a token budget buys and what it costs.
+# **You will be able to** lay out the tokens of a mixed step by hand, say which keys each of its queries may see,
+# prove that a prompt computed in pieces gives the same answer, and say what a token budget buys and what it costs.
 #
 # About 45 minutes. Runs in half a minute on two CPU cores; a GPU is not used even where there is one. It needs Triton,
 # which exists for Linux and Windows: elsewhere, read along, the outputs are stored.
@@ -38,20 +38,20 @@ from minipaged.course.workloads import load_mix, lognormal_lengths
 # %% [markdown]
 # ## The question
 #
-# Two words first. [Prefill](../docs/glossary.md#prefill) computes the keys and values of a prompt, many tokens in one step.
-# [Decode](../docs/glossary.md#decode) computes one token per sequence and step.
+# Two words first. [Prefill](../docs/glossary.md#prefill) computes the keys and values of a prompt, many tokens in one
+# step. [Decode](../docs/glossary.md#decode) computes one token per sequence and step.
 #
 # **How do sequences with 1, 40 and 400 new tokens go through the model in one step? And when somebody sends a prompt of
 # 400 tokens, what happens to the eight people who are reading their answers as they appear?**
 #
 # ## Your prediction
 #
-# 1. The 48 prompts of our request mix `chat48` are computed in one step, as a rectangle: each padded to the longest. What
-#    percentage of the rectangle is padding?
-# 2. A sequence has five keys, whose values are 1, 2, 3, 4, 5. Two of its tokens are new. All scores are 0, so a query gets the
-#    plain average of the values it sees. What does the *first* of the two queries get?
-# 3. A step may compute 64 tokens. Eight conversations are answering, and a prompt of 400 tokens arrives. In how many steps is
-#    it computed, if nobody else is to miss a step?
+# 1. The 48 prompts of our request mix `chat48` are computed in one step, as a rectangle: each padded to the longest.
+#    What percentage of the rectangle is padding?
+# 2. A sequence has five keys, whose values are 1, 2, 3, 4, 5. Two of its tokens are new. All scores are 0, so a query
+#    gets the plain average of the values it sees. What does the *first* of the two queries get?
+# 3. A step may compute 64 tokens. Eight conversations are answering, and a prompt of 400 tokens arrives. In how many
+#    steps is it computed, if nobody else is to miss a step?
 
 # %%
 my_padding_percent = None  # your guess
@@ -88,16 +88,16 @@ compare(my_padding_percent, round(100 * padding(prompts)[1]), "percent padding")
 assert 0.5 < padding(prompts)[1] < padding(mixed)[1] and padding(arriving)[1] > 0.5
 
 # %% [markdown]
-# (Thirty, because the PagedAttention paper measured 30.42 requests at once on this traffic; the lengths are ours, drawn with
-# its mean.) Padding is computed like anything else, through every layer, and then thrown away. It is worst where we want to
-# go: one long prompt beside many decodes.
+# (Thirty, because the PagedAttention paper measured 30.42 requests at once on this traffic; the lengths are ours,
+# drawn with its mean.) Padding is computed like anything else, through every layer, and then thrown away. It is worst
+# where we want to go: one long prompt beside many decodes.
 #
 # ### End to end
 #
-# The cure is to have no rectangle. All new tokens of a step lie end to end in one row, a
-# [ragged batch](../docs/glossary.md#ragged-batch), and a list of prefix sums, `query_start`, says where each sequence
-# begins. Three sequences, blocks of four: A decodes its sixth token, B brings a whole prompt of three, C the last two of
-# nine tokens.
+# The cure is to have no rectangle. All new tokens of a step lie end to end in one row, a [ragged
+# batch](../docs/glossary.md#ragged-batch), and a list of prefix sums, `query_start`, says where each sequence begins.
+# Three sequences, blocks of four: A decodes its sixth token, B brings a whole prompt of three, C the last two of nine
+# tokens.
 
 # %%
 BLOCK_SIZE = 4
@@ -121,9 +121,9 @@ assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
 # **Try one by hand**: C's first new token is at position 7, the last place of C's second block. That is block 9, so
 # its slot is … (row 4 of the table has it).
 #
-# Most of a model does not care whose token a row is: norms, projections and the MLP treat each row alone. Only attention does,
-# and it has `query_start`, the context lengths and the block tables. So a ragged step gives each sequence what it would
-# get alone. Three prompts on the real model, together and one by one:
+# Most of a model does not care whose token a row is: norms, projections and the MLP treat each row alone. Only
+# attention does, and it has `query_start`, the context lengths and the block tables. So a ragged step gives each
+# sequence what it would get alone. Three prompts on the real model, together and one by one:
 
 # %%
 loaded = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
@@ -152,9 +152,9 @@ print("tokens in the step:", hidden.shape[0], "  in a rectangle:", padding(list(
 # %% [markdown]
 # ### The corner of the mask
 #
-# C is the new thing. It has *more keys than queries*: nine keys, two queries. Which may each query see? A token sees itself
-# and what stands before it, the [causal mask](../docs/glossary.md#causal-mask); so what counts is where the query stands in
-# the text. The last of $q$ queries stands at the last of $k$ keys, so query $i$ is at position
+# C is the new thing. It has *more keys than queries*: nine keys, two queries. Which may each query see? A token sees
+# itself and what stands before it, the [causal mask](../docs/glossary.md#causal-mask); so what counts is where the
+# query stands in the text. The last of $q$ queries stands at the last of $k$ keys, so query $i$ is at position
 #
 # $$k - q + i$$
 #
@@ -174,9 +174,9 @@ assert by_is_causal.flatten().tolist() == [1.0, 1.5]
 assert by_position.flatten().tolist() == [2.5, 3.0]
 
 # %% [markdown]
-# `is_causal` counts both queries and keys from their first. Its first query sees one key, its second sees two, and the three newest
-# keys are seen by nobody, the queries' own included. Nothing fails, and no shape is wrong. The engine's own attention, through
-# a block table:
+# `is_causal` counts both queries and keys from their first. Its first query sees one key, its second sees two, and
+# the three newest keys are seen by nobody, the queries' own included. Nothing fails, and no shape is wrong. The
+# engine's own attention, through a block table:
 
 # %%
 one_head = KVSpec(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -188,8 +188,8 @@ answer = backend.paged_attention(torch.zeros(2, 1, 1), layer, two_new, scale=1.0
 assert answer.flatten().tolist() == [2.5, 3.0]
 
 # %% [markdown]
-# **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and decode, with
-# one query, needs no mask at all. A test of prefill and a test of decode both pass:
+# **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
+# decode, with one query, needs no mask at all. A test of prefill and a test of decode both pass:
 
 # %%
 for length in (1, 2, 5, 17):
@@ -203,8 +203,9 @@ for length in (1, 2, 5, 17):
 # %% [markdown]
 # ### A prompt in pieces
 #
-# With the right corner, a prompt can be computed in chunks: each chunk writes its keys and values, and reads those of the chunks
-# before it. This is [chunked prefill](../docs/glossary.md#chunked-prefill). Ten tokens on the real model, three ways.
+# With the right corner, a prompt can be computed in chunks: each chunk writes its keys and values, and reads those of
+# the chunks before it. This is [chunked prefill](../docs/glossary.md#chunked-prefill). Ten tokens on the real model,
+# three ways.
 
 # %%
 sentence = tokenizer.encode("A library keeps its books wherever there is room on the shelves")[:10]
@@ -212,7 +213,7 @@ blocks = [2, 0, 3]
 
 
 def in_chunks(chunk_lens):
-    """Logits behind each chunk; all keys and values [2, layers, tokens, heads, size]."""
+    """Logits after each chunk; all keys and values [2, layers, tokens, heads, size]."""
     storage, logits, stop = KVStorage(real_spec, 4, BLOCK_SIZE), [], 0
     for n in chunk_lens:
         stop += n
@@ -237,8 +238,8 @@ print("the next token, three times:", repr(tokenizer.decode([int(whole_logits.ar
 # And this is no new trick. Decode *is* a chunk of one token. And a prompt whose beginning is found in a prefix cache
 # (lesson 10) has only its last chunk left to compute: somebody else has computed the others.
 #
-# Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there. After the first
-# four tokens the model has an opinion too:
+# Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there.
+# After the first four tokens the model has an opinion too:
 
 # %%
 early = int(results["4 + 4 + 2"][0][0].argmax())
@@ -252,9 +253,9 @@ assert early != int(whole_logits.argmax())
 # ### One kernel for all of it
 #
 # The engine has one Triton kernel for everything that has more than one query in it. A program takes a
-# [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads that share
-# a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, the rest behind a prefix hit, a decode. Small
-# heads, as it runs in the interpreter; a pool full of NaN; the float64 reference beside it.
+# [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads
+# that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, the rest after a prefix
+# hit, a decode. Small heads, as it runs in the interpreter; a pool full of NaN; the float64 reference beside it.
 
 # %%
 from minipaged.attention.kernels.arguments import Tile
@@ -266,7 +267,7 @@ STEP = {  # new tokens, tokens in all
     "a whole prompt": (11, 11),
     "a first chunk": (8, 8),
     "a later chunk": (7, 21),
-    "behind a prefix hit": (3, 19),
+    "after a prefix hit": (3, 19),
     "a decode": (1, 14),
 }
 new, seen = map(list, zip(*STEP.values(), strict=True))
@@ -312,9 +313,9 @@ for blocks, n, context, rows, ours in zip(
     assert torch.equal(by_kernel(rows.contiguous(), layer, alone)[0], ours)
 
 # %% [markdown]
-# **Which program works for whom?** The grid is one long row of tiles, and sequences have different numbers of them. Nobody writes
-# a list: sequence $i$ starts with tile `query_start[i] // TOKENS + i`, and a program finds its sequence by binary search in
-# `query_start`. In plain Python, every tile and what it has to do:
+# **Which program works for whom?** The grid is one long row of tiles, and sequences have different numbers of them.
+# Nobody writes a list: sequence $i$ starts with tile `query_start[i] // TOKENS + i`, and a program finds its sequence
+# by binary search in `query_start`. In plain Python, every tile and what it has to do:
 
 # %%
 GROUP = HEADS // KV_HEADS  # query heads that share a KV head
@@ -338,14 +339,14 @@ assert launch.grid == (KV_HEADS, sum(new) // TOKENS + len(new))
 assert idle < len(new) and tile.rows - TOKENS * GROUP == 1
 
 # %% [markdown]
-# There can never be more idle tiles than sequences: each has at most one more place than it needs. A rectangle of programs,
-# sequences times the tiles of the longest, would be the padding that we have just got rid of.
+# There can never be more idle tiles than sequences: each has at most one more place than it needs. A rectangle of
+# programs, sequences times the tiles of the longest, would be the padding that we have just got rid of.
 #
 # ### Why a server cuts prompts
 #
-# Now the engine, with a tiny random model, because what is counted is tokens. Eight conversations are answering. After six
-# steps a prompt of 400 tokens arrives. Once without chunks, once with a [token budget](../docs/glossary.md#token-budget) of 64:
-# no step computes more.
+# Now the engine, with a tiny random model, because what is counted is tokens. Eight conversations are answering.
+# After six steps a prompt of 400 tokens arrives. Once without chunks, once with a [token
+# budget](../docs/glossary.md#token-budget) of 64: no step computes more.
 
 # %%
 from minipaged.model.loading import LoadedModel
@@ -406,8 +407,8 @@ assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
 assert answers == chunked_answers and len(answers) == CHATS + 1
 
 # %% [markdown]
-# Decodes come first: eight of the 64 tokens. The prompt gets the other 56. Nobody misses a step, no step is long, and every answer is
-# the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
+# Decodes come first: eight of the 64 tokens. The prompt gets the other 56. Nobody misses a step, no step is long, and
+# every answer is the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
 #
 # What do the eight notice? While a step of 408 tokens is computed, all of them stand still. SmolLM2 on this machine,
 # with a prompt of 256 tokens. (Times differ, so this output is not compared when the lesson is tested.)
@@ -441,8 +442,8 @@ show(
 )
 
 # %% [markdown]
-# Chunks of a prompt. Blue is computed in this step, grey before, pale later. All the blue rows end at the diagonal, and they begin
-# at the first key: that is the corner.
+# Chunks of a prompt. Blue is computed in this step, grey before, pale later. All the blue rows end at the diagonal,
+# and they begin at the first key: that is the corner.
 
 
 # %%
@@ -470,8 +471,9 @@ show(
 # ## Why
 #
 # **Why is a prompt cheap to carry along?** [Lesson 07](07_fast_decode.ipynb) counted operations per byte, the
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Do it for the weights: a step reads each once, two bytes in 16
-# bits, and does a multiplication and an addition with it for every token of the step. The quotient is the number of tokens.
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Do it for the weights: a step reads each once, two
+# bytes in 16 bits, and does a multiplication and an addition with it for every token of the step. The quotient is the
+# number of tokens.
 
 # %%
 H100 = {"bytes per second": 3350e9, "operations per second": 989e12}  # data sheet, 16 bits
@@ -503,8 +505,8 @@ assert math.floor(ridge) - 32 == 263
 # wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; lesson 07 measures those
 # of your machine.)
 #
-# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer; only the
-# number of queries changes.
+# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer;
+# only the number of queries changes.
 
 # %%
 llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
@@ -549,8 +551,8 @@ assert rows[2][2] == (8 + 1) / 2 and rows[-1][2] == (CONTEXT + 1) / 2
 #
 # ## The code as it stands
 #
-# The kernel. Look for three places: where a program finds its sequence, where the corner is (`seen`), and what a program
-# without tokens does.
+# The kernel. Look for three places: where a program finds its sequence, where the corner is (`seen`), and what a
+# program without tokens does.
 
 # %%
 from minipaged.attention.kernels.addresses import sequence_of_tile
@@ -559,8 +561,8 @@ from minipaged.attention.kernels.prefill import prefill_kernel
 show_source(prefill_kernel.fn, sequence_of_tile.fn)
 
 # %% [markdown]
-# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `budget` is what decodes have
-# left.
+# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `budget` is what
+# decodes have left.
 
 # %%
 from minipaged.attention.batch import new_token_slots
@@ -617,8 +619,8 @@ for budget in (16, 17, 33, 64, 100, 512):
 # %% [markdown]
 # ## Find the bug
 #
-# A server computes ragged steps in chunks. Where are the rows that are sampled? The last row of each sequence, and prefix sums
-# know it. Its author tested it with decodes, with prompts, with both.
+# A server computes ragged steps in chunks. Where are the rows that are sampled? The last row of each sequence, and
+# prefix sums know it. Its author tested it with decodes, with prompts, with both.
 
 
 # %%
@@ -632,9 +634,9 @@ assert rows_to_sample([1, 1, 1]).tolist() == [0, 1, 2]
 assert rows_to_sample([5, 1, 3]).tolist() == [4, 5, 8]
 
 # %% [markdown]
-# It ran well. Only in the busiest hours, with the token budget used up before everybody had a share, users reported that in the
-# middle of an answer there was *one word from another conversation*. In the log of such a step the query lengths were
-# `[5, 0, 3]`. **From which row does the second sequence get its token? Decide first.**
+# It ran well. Only in the busiest hours, with the token budget used up before everybody had a share, users reported
+# that in the middle of an answer there was *one word from another conversation*. In the log of such a step the query
+# lengths were `[5, 0, 3]`. **From which row does the second sequence get its token? Decide first.**
 
 # %%
 my_row = None  # your guess: a row number, counted from 0
@@ -661,13 +663,13 @@ assert tokens[1] == tokens[0] and sampled_rows[1] == sampled_rows[0] == len(ids[
 #
 # A sequence without tokens has no last row. The formula gives the row before its place, which is the last row of its
 # *neighbour*: it gets the neighbour's next word, appends it, and goes on from there as if it had said it. Where the
-# sequence stands first, the row is −1, and Python takes the last row of the whole step. tt-xla had the same in a padded
-# layout (issue 5830): there row −1 was padding, all zeros, and each step without tokens appended token 0, an exclamation
-# mark.
+# sequence stands first, the row is −1, and Python takes the last row of the whole step. tt-xla had the same in a
+# padded layout (issue 5830): there row −1 was padding, all zeros, and each step without tokens appended token 0, an
+# exclamation mark.
 #
-# The cure is not a special case in the formula. In `minipaged` a sequence that gets nothing is not in the step, and the plan names
-# what is sampled (`sampled`, `sampled_from` in `add_chunk` above): only sequences whose last token is computed now. That also
-# rules out the opinions in the middle of a prompt.
+# The cure is not a special case in the formula. In `minipaged` a sequence that gets nothing is not in the step, and
+# the plan names what is sampled (`sampled`, `sampled_from` in `add_chunk` above): only sequences whose last token is
+# computed now. That also rules out the opinions in the middle of a prompt.
 # </details>
 #
 # The row −1, and the engine's own plans, with a budget so small that somebody always goes without:
@@ -703,14 +705,14 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #
 # <details><summary>3. Why does decode need no mask?</summary>
 #
-# Its only query stands at the last key and sees all of them. (The keys behind the sequence's end, in its last block, are another matter:
-# those are masked by the context length.)
+# Its only query stands at the last key and sees all of them. (The keys past the sequence's end, in its last block,
+# are another matter: those are masked by the context length.)
 # </details>
 #
 # <details><summary>4. May a chunk end in the middle of a block?</summary>
 #
-# Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is offered to others only when it is
-# full (lesson 10).
+# Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is offered to others
+# only when it is full (lesson 10).
 # </details>
 #
 # <details><summary>5. The budget is 64 and 64 conversations are decoding. A prompt arrives. What happens?</summary>
@@ -721,8 +723,8 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #
 # <details><summary>6. Somebody wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
 #
-# Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all weights for 16 tokens:
-# fewer tokens per second for everybody.
+# Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all
+# weights for 16 tokens: fewer tokens per second for everybody.
 # </details>
 
 # %% [markdown]
@@ -730,9 +732,9 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #
 # - All tokens of a step lie end to end. `query_start` says whose they are, and only attention asks.
 # - Query i of q over k keys stands at position k − q + i. Masks are aligned to the last key.
-# - Whole prompts, chunks, what is behind a prefix hit and decodes are one case, with one kernel.
-# - Chunks bound the longest step, so nobody stands still for somebody else's prompt. The price is some reading and a later first
-#   token for that prompt.
+# - Whole prompts, chunks, what follows a prefix hit and decodes are one case, with one kernel.
+# - Chunks bound the longest step, so nobody stands still for somebody else's prompt. The price is some reading and a
+#   later first token for that prompt.
 # - Only the row of a prompt's last token is sampled, and a sequence that gets nothing is not in the step.
 #
 # **Write it yourself:** [exercise 08](../exercises/08_causal_chunks/08_causal_chunks.ipynb), the corner of the mask,
@@ -743,11 +745,11 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #
 # ### Sources
 #
-# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: ragged steps, in
-#   which only attention knows sequences.
+# - G.-I. Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: ragged
+#   steps, in which only attention knows sequences.
 # - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks, a token budget.
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): figure 13, requests at once.
-# - The corner: flash-attention issue 282 and pull request 436, where the mask was moved to the last key. The row −1: tt-xla
-#   issue 5830.
+# - The corner: flash-attention issue 282 and pull request 436, where the mask was moved to the last key. The row −1:
+#   tt-xla issue 5830.

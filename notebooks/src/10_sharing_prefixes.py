@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 10 · Sharing prefixes
 #
-# Every request to a chat service begins with the same page of instructions, the system prompt. Every turn of a chat begins with all
-# turns before it. Their keys and values are computed and stored again and again. With
-# [blocks](../docs/glossary.md#block) that need not be: a [block table](../docs/glossary.md#block-table) may list a block that somebody
-# else has filled.
+# Every request to a chat service begins with the same page of instructions, the system prompt. Every turn of a chat
+# begins with all turns before it. Their keys and values are computed and stored again and again. With
+# [blocks](../docs/glossary.md#block) that need not be: a [block table](../docs/glossary.md#block-table) may list a
+# block that somebody else has filled.
 #
-# **You will be able to** say which tokens of a prompt need not be computed; find the name under which a block can be found again, and
-# say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
+# **You will be able to** say which tokens of a prompt need not be computed; find the name under which a block can be
+# found again, and say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
 #
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
@@ -79,15 +79,17 @@ say(f"""
 assert 100 < common < min(lengths)
 
 # %% [markdown]
-# **How much of this has to be computed and stored, if what is the same is stored once? And how does the engine notice that it is the
-# same?** Sharing the beginnings of requests is called [prefix caching](../docs/glossary.md#prefix-caching).
+# **How much of this has to be computed and stored, if what is the same is stored once? And how does the engine notice
+# that it is the same?** Sharing the beginnings of requests is called [prefix
+# caching](../docs/glossary.md#prefix-caching).
 #
 # ## Your prediction
 #
 # Blocks of 16 tokens. Only whole blocks can be shared.
 #
 # 1. The first request is being answered when the other five arrive. How many prompt tokens are computed for all six?
-# 2. The same six, but all arrive *in the same moment*, and nobody has been here before. How many tokens does the sixth find?
+# 2. The same six, but all arrive *in the same moment*, and nobody has been here before. How many tokens does the
+#    sixth find?
 # 3. A prompt of exactly 32 tokens has been answered. It comes a second time. How many of its tokens are found?
 
 # %%
@@ -98,10 +100,10 @@ my_found_of_32 = None  # your guess
 # %% [markdown]
 # ## Measure
 #
-# ### Six requests behind one system prompt
+# ### Six requests with one system prompt
 #
-# Once with prefix caching switched off, once with it. All else is equal: the first request runs for one step, then the others
-# come.
+# Once with prefix caching switched off, once with it. All else is equal: the first request runs for one step, then
+# the others come.
 
 # %%
 TWELVE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -167,8 +169,9 @@ assert sharing.engine.pool.num_free == without.engine.pool.num_free == 120
 #
 # ### The first token
 #
-# What the user feels is the [time to first token](../docs/glossary.md#ttft). It is spent computing the prompt, so it should shrink with what is left
-# to compute. (Times differ from machine to machine and from run to run; yours are in the figure.)
+# What the user feels is the [time to first token](../docs/glossary.md#ttft). It is spent computing the prompt, so it
+# should shrink with what is left to compute. (Times differ from machine to machine and from run to run; yours are in
+# the figure.)
 
 # %% tags=["nbval-ignore-output"]
 ttft = {name: [output.metrics.ttft for output in outputs] for name, outputs in served.items()}
@@ -202,19 +205,21 @@ for one, other in zip(served["without"], burst, strict=True):
     assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 # %% [markdown]
-# As few as when one came before the others. And yet the blocks that the second request lists are still empty when it is admitted. That
-# does no harm, for nobody reads them yet. A step is planned first and computed afterwards, layer by layer, and each layer writes the keys
-# and values of *all* tokens of the step before any query reads (*write before read*, lesson 01). When the second request's queries read
-# in layer 7, the first one's keys of layer 7 are there. So whoever is admitted may also list what others compute *in the same
-# step*: blocks **in flight**.
+# As few as when one came before the others. And yet the blocks that the second request lists are still empty when it
+# is admitted. That does no harm, for nobody reads them yet. A step is planned first and computed afterwards, layer by
+# layer, and each layer writes the keys and values of *all* tokens of the step before any query reads (*write before
+# read*, lesson 01). When the second request's queries read in layer 7, the first one's keys of layer 7 are there. So
+# whoever is admitted may also list what others compute *in the same step*: blocks **in flight**.
 #
 # No one waits for it. The other way would be to hold the five back for one step. That step would compute less than it
-# could, and one would need rules: is a single shared block worth waiting for? What if the one that computes it is aborted?
+# could, and one would need rules: is a single shared block worth waiting for? What if the one that computes it is
+# aborted?
 #
 # ### A prompt that is found whole
 #
-# 32 tokens are two whole blocks. Both are in the cache when the same prompt comes again. A tiny model with random weights is enough for
-# this, and for much of what follows: which blocks are found does not depend on what the model thinks.
+# 32 tokens are two whole blocks. Both are in the cache when the same prompt comes again. A tiny model with random
+# weights is enough for this, and for much of what follows: which blocks are found does not depend on what the model
+# thinks.
 
 # %%
 tiny = LoadedModel(random_llama(device=device), None, TINY, "tiny")
@@ -243,14 +248,14 @@ compare(my_found_of_32, rows[1][2], "tokens found of 32")
 assert [row[2] for row in rows] == [16, 16, 32, 32]
 
 # %% [markdown]
-# Not 32. The next token is chosen from the [logits](../docs/glossary.md#logits) of the last one, and logits are not in the cache: **at
-# least one token must be computed**. Blocks are shared whole, so its
-# whole block is computed again, into a block of its own. Of 33 tokens, one is enough.
+# Not 32. The next token is chosen from the [logits](../docs/glossary.md#logits) of the last one, and logits are not
+# in the cache: **at least one token must be computed**. Blocks are shared whole, so its whole block is computed
+# again, into a block of its own. Of 33 tokens, one is enough.
 #
 # ### A chat
 #
-# Each turn's prompt is all that was said before, and a new question. Instructions apart, nobody else says the same; but the chat finds
-# *itself*. `Chat` keeps the token ids that it has sent and received.
+# Each turn's prompt is all that was said before, and a new question. Instructions apart, nobody else says the same;
+# but the chat finds *itself*. `Chat` keeps the token ids that it has sent and received.
 
 # %%
 chat = Chat(sharing, system=SYSTEM)
@@ -272,8 +277,8 @@ assert [turn.num_cached_tokens for turn in answers[1:]] == [
 ]
 
 # %% [markdown]
-# The prompt grows, what is computed does not. Without sharing the work of a chat grows with the *square* of its length, as in lesson 01
-# the work of an answer did before it had a cache.
+# The prompt grows, what is computed does not. Without sharing the work of a chat grows with the *square* of its
+# length, as in lesson 01 the work of an answer did before it had a cache.
 #
 # ## The picture
 #
@@ -294,8 +299,8 @@ show(
 )
 
 # %% [markdown]
-# How the blocks lie. Four requests in blocks of four tokens; the letters in a block are the beginning of its name, of which more in a moment. A
-# block without a name is not full yet.
+# How the blocks lie. Four requests in blocks of four tokens; the letters in a block are the beginning of its name, of
+# which more in a moment. A block without a name is not full yet.
 
 # %%
 A, B, C, D = list(range(4)), list(range(10, 14)), list(range(20, 24)), list(range(30, 34))
@@ -339,8 +344,9 @@ assert (entries, len(counts), counts[0], counts[1]) == (14, 10, 3, 3)
 assert tables["D B + 1 token"].blocks[1] not in tables["A B + 3 tokens"].blocks
 
 # %% [markdown]
-# The shared blocks, blue, have a [reference count](../docs/glossary.md#reference-count) of three: they are free when the last of the three
-# has ended. Nobody ever writes into them, because they are full. So unlike in lesson 09 nothing is copied.
+# The shared blocks, blue, have a [reference count](../docs/glossary.md#reference-count) of three: they are free when
+# the last of the three has ended. Nobody ever writes into them, because they are full. So unlike in lesson 09 nothing
+# is copied.
 #
 # Look at blocks 1 and 8. Both hold the four tokens of B, and they have different names. Why?
 #
@@ -348,8 +354,8 @@ assert tables["D B + 1 token"].blocks[1] not in tables["A B + 3 tokens"].blocks
 #
 # ### A name contains the past
 #
-# Suppose a block were named by its own tokens alone. Two requests are served: `A A'` and `B B'`. Then comes `B A'`: a beginning that has been seen, and a
-# second block that has been seen. Just not together.
+# Suppose a block were named by its own tokens alone. Two requests are served: `A A'` and `B B'`. Then comes `B A'`: a
+# beginning that has been seen, and a second block that has been seen. Just not together.
 
 # %%
 TWOS = [[1, 2, 7, 8], [3, 4, 5, 6]]
@@ -373,14 +379,14 @@ print(tokens_found)
 assert tokens_found == {"own tokens": 4, "chain": 2}
 
 # %% [markdown]
-# Is four wrong? What matters is not the tokens, but the keys and values in the block. Compute tokens 7 and 8 twice, behind 1, 2 and behind 3, 4, and
-# compare their keys in each layer.
+# Is four wrong? What matters is not the tokens, but the keys and values in the block. Compute tokens 7 and 8 twice,
+# after 1, 2 and after 3, 4, and compare their keys in each layer.
 
 # %%
 llm = tiny_llm(2, 20)
 keys = []
-for behind in ([1, 2], [3, 4]):
-    tokens = [*behind, 7, 8, 9]
+for before in ([1, 2], [3, 4]):
+    tokens = [*before, 7, 8, 9]
     found(llm, [{"prompt_token_ids": tokens}])
     block = llm.engine.pool.lookup(hash_blocks(tokens, 2))[1]
     keys.append(llm.engine.storage.key[:, block].clone())  # [layers, 2 tokens, KV heads, head size]
@@ -390,14 +396,16 @@ assert torch.allclose(keys[0][0], keys[1][0], atol=1e-5)
 assert not torch.allclose(keys[0][1], keys[1][1], atol=1e-2)
 
 # %% [markdown]
-# In the first layer a key depends on its token and position alone. From the second layer on it is computed from what attention has collected
-# from *all tokens before*. A block that is spliced behind another beginning gives no error: it gives an answer to a text that nobody wrote.
+# In the first layer a key depends on its token and position alone. From the second layer on it is computed from what
+# attention has collected from *all tokens before*. A block that is spliced in after another beginning gives no error:
+# it gives an answer to a text that nobody wrote.
 #
-# So the name of a block, its [prefix hash](../docs/glossary.md#prefix-hash), is a digest of **the name of the block before it** and its own tokens: a chain. One name stands for everything from
-# the first token on. Change the first token, and all names change.
+# So the name of a block, its [prefix hash](../docs/glossary.md#prefix-hash), is a digest of **the name of the block
+# before it** and its own tokens: a chain. One name stands for everything from the first token on. Change the first
+# token, and all names change.
 #
-# `sha256` is not the fastest digest. But two texts that get the same name share keys, and nothing in the engine compares the
-# tokens afterwards. With Python's own `hash`, two such texts are easily found, as the last lines show.
+# `sha256` is not the fastest digest. But two texts that get the same name share keys, and nothing in the engine
+# compares the tokens afterwards. With Python's own `hash`, two such texts are easily found, as the last lines show.
 
 # %%
 show_source(hash_block, hash_blocks)
@@ -409,8 +417,8 @@ assert hash_block(None, [-1]) != hash_block(None, [-2])
 # %% [markdown]
 # ### Full, and computed
 #
-# A prompt of 10 tokens, blocks of 4, and only 6 tokens are computed in a step. After each step we ask what another request with the same
-# text would find.
+# A prompt of 10 tokens, blocks of 4, and only 6 tokens are computed in a step. After each step we ask what another
+# request with the same text would find.
 
 # %%
 llm = tiny_llm(4, 20, max_num_batched_tokens=6, max_num_seqs=4)
@@ -434,21 +442,21 @@ assert llm.engine.abort_request("slow")
 # In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step
 # 4 the *answer* fills a block, and that is offered too. A chat lives on this.
 #
-# Offered to later steps, that is, and *after* the step that fills it. What is in flight is known to the step that is being planned, and
-# to nobody else: if a step fails, no name stands for keys that were never written.
+# Offered to later steps, that is, and *after* the step that fills it. What is in flight is known to the step that is
+# being planned, and to nobody else: if a step fails, no name stands for keys that were never written.
 #
 # ### What is given up first
 #
-# When a request ends, its blocks are free, but what is in them is kept for as long as nobody needs the room. A free block is
-# **blank** or **cached**. If the pool needs a block, which one does it take? Giving up a cached block is called
-# [eviction](../docs/glossary.md#eviction). Three rules:
+# When a request ends, its blocks are free, but what is in them is kept for as long as nobody needs the room. A free
+# block is **blank** or **cached**. If the pool needs a block, which one does it take? Giving up a cached block is
+# called [eviction](../docs/glossary.md#eviction). Three rules:
 #
 # 1. blank ones first: they cost nothing;
 # 2. then the cached one that was used longest ago ([LRU](../docs/glossary.md#lru));
 # 3. of one request, the *last* block first. Without its first block the others could never be found.
 #
-# Follow a pool of eight blocks of four tokens. A wants 11 tokens, B wants 12, then a request comes that begins like A, and at last D
-# wants 20. **At each step, say what is taken next, before you look at the lower row.**
+# Follow a pool of eight blocks of four tokens. A wants 11 tokens, B wants 12, then a request comes that begins like
+# A, and at last D wants 20. **At each step, say what is taken next, before you look at the lower row.**
 
 # %%
 pool, labels, contents, history = BlockPool(8), {}, {}, []
@@ -505,17 +513,17 @@ def draw(step):
 Stepper(len(history), draw, start=6)
 
 # %% [markdown]
-# What can still be found after D has taken its five blocks was printed above. Of A everything, because C has used it since. Of B
-# the *first* block, so its tokens can still be found: tail first. The other way round B would keep one block in memory that no
-# lookup ever reaches.
+# What can still be found after D has taken its five blocks was printed above. Of A everything, because C has used it
+# since. Of B the *first* block, so its tokens can still be found: tail first. The other way round B would keep one
+# block in memory that no lookup ever reaches.
 #
-# The order needs no clock and no sorting. A block is appended to a queue when it becomes free, and removed from wherever it is when somebody finds it;
-# a request frees its blocks tail first. That is all.
+# The order needs no clock and no sorting. A block is appended to a queue when it becomes free, and removed from
+# wherever it is when somebody finds it; a request frees its blocks tail first. That is all.
 #
 # ### Salts
 #
-# Time to first token tells whether somebody has asked the same before. Between strangers that is a leak. A [cache salt](../docs/glossary.md#cache-salt) goes into the name of the first
-# block, and the chain carries it to all others:
+# Time to first token tells whether somebody has asked the same before. Between strangers that is a leak. A [cache
+# salt](../docs/glossary.md#cache-salt) goes into the name of the first block, and the chain carries it to all others:
 
 # %%
 llm = tiny_llm(4, 20)
@@ -545,9 +553,9 @@ assert stats.hits == computed["without"] - computed["sharing"] and 0.6 < stats.h
 # %% [markdown]
 # ## Beside the paper
 #
-# The PagedAttention paper (section 6.4) translates sentences with LLaMA-13B. Before each stand an instruction and examples: one (80
-# tokens), or five (341 tokens). With the prefix shared it reports 1.67 and 3.58 times the throughput of "Orca (Oracle)", which reserves strips of the true
-# length and shares nothing. What should we expect?
+# The PagedAttention paper (section 6.4) translates sentences with LLaMA-13B. Before each stand an instruction and
+# examples: one (80 tokens), or five (341 tokens). With the prefix shared it reports 1.67 and 3.58 times the
+# throughput of "Orca (Oracle)", which reserves strips of the true length and shares nothing. What should we expect?
 #
 # The sentences' lengths are not given there, but they can be estimated: four more examples cost 261 tokens.
 
@@ -573,9 +581,10 @@ for length in PAPER:
     }
 
 # %% [markdown]
-# More requests at once is not yet more throughput: a step with more requests takes longer. Two numbers of the card say how long at least, as in a
-# [roofline](../docs/glossary.md#roofline): the weights and *all* keys must be read, and each token costs two operations for each weight. Sharing saves
-# storing the prefix and computing it, **not reading it**: each request's attention still reads all its keys.
+# More requests at once is not yet more throughput: a step with more requests takes longer. Two numbers of the card
+# say how long at least, as in a [roofline](../docs/glossary.md#roofline): the weights and *all* keys must be read,
+# and each token costs two operations for each weight. Sharing saves storing the prefix and computing it, **not
+# reading it**: each request's attention still reads all its keys.
 
 # %%
 # LLaMA-13B in 16 bits: weights, and bytes of keys and values per token
@@ -584,7 +593,7 @@ BYTES_PER_S, OPERATIONS_PER_S = 1.555e12, 312e12  # an A100 with 40 GB
 
 
 def tokens_per_second(running, prefix, prefix_computed):
-    """Upper limit for answers of 36 tokens to sentences of 31, behind a prefix."""
+    """Upper limit for answers of 36 tokens to sentences of 31, after a prefix."""
     context = prefix + 31 + 36 / 2
     reading = (2 * WEIGHTS + running * context * KEY_BYTES) / BYTES_PER_S
     computing = running * (1 + (prefix_computed + 31) / 36) * 2 * WEIGHTS / OPERATIONS_PER_S
@@ -612,10 +621,11 @@ assert all(blocks < 1.3 < shared for blocks, shared in split.values())
 assert limits[80] > PAPER[80] and limits[341] < PAPER[341]
 
 # %% [markdown]
-# The right size, and the right order. For the short prefix our limit lies above theirs, for the long one a little below. Such an
-# estimate is not better than that: the lengths are guessed from two numbers; no kernel reaches the card's full speed, and those of strips and of blocks miss it by
-# different amounts; and the paper compares the rates of requests that each server bears before its latency runs away, not
-# full servers. What it does explain is why seven times as many requests are not seven times the speed.
+# The right size, and the right order. For the short prefix our limit lies above theirs, for the long one a little
+# below. Such an estimate is not better than that: the lengths are guessed from two numbers; no kernel reaches the
+# card's full speed, and those of strips and of blocks miss it by different amounts; and the paper compares the rates
+# of requests that each server bears before its latency runs away, not full servers. What it does explain is why seven
+# times as many requests are not seven times the speed.
 #
 # Does the engine's own scheduler get that many requests in? A small pool, the tiny model, the same kind of requests:
 
@@ -652,9 +662,10 @@ assert rows[1][2] > 2 * rows[0][2] and rows[3][2] > 4 * rows[2][2]
 # %% [markdown]
 # ## The code as it stands
 #
-# Looking up, sharing and offering, in the pool. `lookup` stops at the first name that is not known. `_take` is where eviction happens, and where a block
-# loses its name. The rest is the engine's: what a request may take; what it finds, first in the pool, and from there on among the blocks that the
-# plan so far will fill; and what it offers after the step.
+# Looking up, sharing and offering, in the pool. `lookup` stops at the first name that is not known. `_take` is where
+# eviction happens, and where a block loses its name. The rest is the engine's: what a request may take; what it
+# finds, first in the pool, and from there on among the blocks that the plan so far will fill; and what it offers
+# after the step.
 
 # %%
 show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
@@ -676,7 +687,8 @@ show_source(KVCacheManager.publish)
 # | what is found is held before a new block is taken | a request evicts what it has just found |
 # | a chain is given up from its tail | blocks in memory that nobody can find |
 #
-# Let the first two be watched for two thousand random requests, in a pool that is always too small. We note for each block the *text* it was filled for.
+# Let the first two be watched for two thousand random requests, in a pool that is always too small. We note for each
+# block the *text* it was filled for.
 
 # %%
 rng = np.random.default_rng(1)
@@ -702,9 +714,10 @@ assert hit_tokens > 1000
 # %% [markdown]
 # ## Find the bug
 #
-# A small engine names its blocks as it should, by chains. When a block is handed out again, its old entry stays in the index: cleaning up would cost time, and
-# there is a guard. Before a block is used, its *tokens* are compared with those that are wanted. If they differ, the entry is old, and it does
-# not count. A free list, first in, first out; blocks of two.
+# A small engine names its blocks as it should, by chains. When a block is handed out again, its old entry stays in
+# the index: cleaning up would cost time, and there is a guard. Before a block is used, its *tokens* are compared with
+# those that are wanted. If they differ, the entry is old, and it does not count. A free list, first in, first out;
+# blocks of two.
 
 
 # %%
@@ -740,9 +753,10 @@ tested.run_to_the_end([3, 4, 5, 6, 0, 0])
 assert tested.num_found([1, 2, 7, 8, 9]) == 0
 
 # %% [markdown]
-# In use, the answers are right for hours. Then, once in a while, an assistant answers as if its instructions had been different ones. It never happens in a pool that is
-# large enough. Three blocks, and two requests that end: `1 2 7 8`, then `3 4 7 8`. Then `1 2 7 8 9` comes. **How many of its tokens may be
-# taken from the cache, and how many does the guard let through? Decide first.**
+# In use, the answers are right for hours. Then, once in a while, an assistant answers as if its instructions had been
+# different ones. It never happens in a pool that is large enough. Three blocks, and two requests that end: `1 2 7 8`,
+# then `3 4 7 8`. Then `1 2 7 8 9` comes. **How many of its tokens may be taken from the cache, and how many does the
+# guard let through? Decide first.**
 
 # %%
 my_right_tokens = None  # your guess
@@ -763,12 +777,14 @@ assert (right, let_through) == (2, 4)
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The second request got the block that had held `7 8` behind `1 2`, and filled it with `7 8` behind `3 4`. The old entry still leads there. The guard
-# compares tokens, and the tokens are equal. The keys are not: you have seen above that from the second layer on they depend on what stands
-# before. With long texts it is not rare: the same question behind two instructions of the same length is enough.
+# The second request got the block that had held `7 8` after `1 2`, and filled it with `7 8` after `3 4`. The old
+# entry still leads there. The guard compares tokens, and the tokens are equal. The keys are not: you have seen above
+# that from the second layer on they depend on what stands before. With long texts it is not rare: the same question
+# after two instructions of the same length is enough.
 #
-# The cure is either of two: remove the name when the block is handed out (`_remove_from_index`), or keep the block's *name* with it and compare
-# that. nano-vllm had this bug (issue 163), and vLLM several of its kind (pull requests 4761 and 44237).
+# The cure is either of two: remove the name when the block is handed out (`_remove_from_index`), or keep the block's
+# *name* with it and compare that. nano-vllm had this bug (issue 163), and vLLM several of its kind (pull requests
+# 4761 and 44237).
 # </details>
 #
 # The proof: whose block it is, and what is found once the old entry is gone.
@@ -804,7 +820,8 @@ show_source(BlockPool._check_index)
 #
 # <details><summary>4. Why does <code>Chat</code> keep token ids, and not the text?</summary>
 #
-# The model may have written a word in two tokens that a tokenizer reads back as one. The text is the same, the tokens are not, and from there on no name is found.
+# The model may have written a word in two tokens that a tokenizer reads back as one. The text is the same, the tokens
+# are not, and from there on no name is found.
 # </details>
 #
 # <details><summary>5. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
@@ -815,8 +832,8 @@ show_source(BlockPool._check_index)
 #
 # <details><summary>6. Does sharing make decoding faster?</summary>
 #
-# Not one step of it. Every key is still read, by each request. It saves memory, so more requests run at once, and it saves
-# computing prompts.
+# Not one step of it. Every key is still read, by each request. It saves memory, so more requests run at once, and it
+# saves computing prompts.
 # </details>
 
 # %% [markdown]
@@ -825,7 +842,8 @@ show_source(BlockPool._check_index)
 # - A full block whose keys are stored is offered under a name: a digest of the name before it and its own tokens.
 # - A request takes the longest run of names that are known, and computes the rest: at least one token.
 # - Requests that enter in the same step share as well: the first computes, the others read what it has just written.
-# - Ended requests leave their blocks in the cache. Blank blocks are taken first, then the least recently used, each chain from its tail.
+# - Ended requests leave their blocks in the cache. Blank blocks are taken first, then the least recently used, each
+#   chain from its tail.
 # - Saved: prompt tokens, time to first token, memory. Not saved: reading.
 # - A block that is reused loses its name. Comparing tokens is not enough.
 #
@@ -841,5 +859,6 @@ show_source(BlockPool._check_index)
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.4 (shared prefix) and 6.4.
 # - L. Zheng et al., *SGLang: Efficient Execution of Structured Language Model Programs*, 2023,
 #   [arXiv:2312.07104](https://arxiv.org/abs/2312.07104): prefixes kept in a tree, found without being announced.
-# - vLLM, [*Automatic Prefix Caching*](https://docs.vllm.ai/en/latest/design/prefix_caching.html): chained hashes, the order of eviction, salts.
+# - vLLM, [*Automatic Prefix Caching*](https://docs.vllm.ai/en/latest/design/prefix_caching.html): chained hashes, the
+#   order of eviction, salts.
 # - The bug: nano-vllm issue 163; vLLM pull requests 4761 and 44237.
