@@ -223,9 +223,12 @@ def stop(process: psutil.Process) -> None:
 
 @contextmanager
 def started(engines: Sequence[Engine], settings: Settings) -> Iterator[dict[str, RunningEngine]]:
-    """Load engines one after the other. One that fails is named on stderr and left out."""
+    """Load engines one after the other. One that fails is named on stderr and left out.
+
+    Meanwhile SIGTERM ends this process by SystemExit, so that `finally` ends theirs.
+    """
     running: dict[str, RunningEngine] = {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # through `finally`: they are stopped
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         for engine in engines:
             try:
@@ -236,3 +239,4 @@ def started(engines: Sequence[Engine], settings: Settings) -> Iterator[dict[str,
     finally:
         for engine in running.values():
             engine.close()
+        signal.signal(signal.SIGTERM, before)

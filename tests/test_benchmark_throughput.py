@@ -1,6 +1,7 @@
 """The comparison without its engines: which samples count, what is computed from them, what is printed."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -158,10 +159,13 @@ def stand_in(tmp_path: Path, body: str) -> processes.Engine:
 
 def test_an_engine_serves_mix_after_mix_and_is_stopped_in_between(tmp_path: Path):
     serve = "run(lambda requests: [Served(r['max_tokens'], 0.5, 0.1) for r in requests])"
+    handler = signal.getsignal(signal.SIGTERM)
     with processes.started([stand_in(tmp_path, serve)], SETTINGS) as running:
         engine = running["stand-in"]
         results = [engine._serve(mix_of([4] * n, [3] * n)) for n in (2, 5)]
         assert psutil.Process(engine._child.pid).status() == psutil.STATUS_STOPPED
+        assert signal.getsignal(signal.SIGTERM) is not handler
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert [result["output_tokens"] for result in results] == [6, 15]
     assert all(result["peak_mib"] > 0 for result in results)
     assert engine._child.returncode is not None
