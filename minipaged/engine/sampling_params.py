@@ -16,6 +16,7 @@ MAX_N = 16384  # vLLM's default bound on parallel samples of one request
 MIN_TEMPERATURE = 0.01  # below this a division overflows float32; vLLM raises such values to it as well
 # Beyond, float32 logits overflow to inf or NaN. vLLM takes any positive number.
 REPETITION_MIN, REPETITION_MAX = 2.0**-64, 2.0**64
+PENALTY_MOST = 32.0  # the longest context, 2**31 tokens, to a larger power is infinite as a float64
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1  # what torch.Generator.manual_seed takes
 
 
@@ -188,7 +189,8 @@ class BeamSearchParams:
         max_tokens: most tokens to generate.
         ignore_eos: an end-of-sequence token is a token like any other.
         temperature: divides the logits before log-probabilities are taken, in [0, 2]; 0 leaves them alone.
-        length_penalty: exponent of the output length that divides a hypothesis' summed log-probability.
+        length_penalty: exponent, in [-32, 32], of the output length that divides a hypothesis' summed
+            log-probability.
             0 ranks by the sum; larger values favour longer output.
 
     Raises:
@@ -205,7 +207,7 @@ class BeamSearchParams:
         _whole("beam_width", self.beam_width, 1)
         _whole("max_tokens", self.max_tokens, 1)
         _real("temperature", self.temperature, 0, 2)
-        _real("length_penalty", self.length_penalty, -math.inf, math.inf)
+        _real("length_penalty", self.length_penalty, -PENALTY_MOST, PENALTY_MOST)
         _flag("ignore_eos", self.ignore_eos)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)

@@ -114,8 +114,13 @@ def default_kv_memory(
 
 
 def blocks_in(memory: int | str, spec: KVSpec, block_size: int, name: str) -> int:
-    """Whole blocks in `memory`, bytes or a text such as "64MiB". Raises ValueError when not one fits."""
+    """Whole blocks in `memory`, bytes or a text such as "64MiB". Raises ValueError when not one fits.
+
+    It is the first to divide by `block_size`, which the caller may have given: that is checked as well.
+    """
     memory = parse_bytes(memory, name)
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size is {block_size!r}, a whole number of at least 1 is needed")
     block_bytes = spec.bytes_per_block(block_size)
     if memory < block_bytes:
         raise ValueError(f"{name} is {memory} bytes, a block of {block_size} tokens takes {block_bytes}")

@@ -115,6 +115,8 @@ def test_the_models_context_is_the_limit() -> None:
         ({"swap_space": 1e-08, "preemption": "swap"}, "swap_space is 10 bytes, a block of 4 tokens takes"),
         ({"swap_space": float("nan"), "preemption": "swap"}, "swap_space is nan GiB"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"block_size": 0, "num_blocks": None}, "block_size is 0"),
+        ({"block_size": "16", "num_blocks": None, "kv_memory": "64MiB"}, "block_size is '16'"),
         ({"max_model_len": "64"}, "max_model_len is '64', a whole number"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', True or False"),

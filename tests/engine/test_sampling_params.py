@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from minipaged.engine.beam import beam_score
 from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 VLLM_DEFAULTS = {
@@ -150,8 +151,21 @@ def test_beam_search_defaults_are_vllms():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("beam_width", 0), ("max_tokens", 0), ("temperature", -1), ("length_penalty", math.nan)],
+    [
+        ("beam_width", 0),
+        ("max_tokens", 0),
+        ("temperature", -1),
+        ("length_penalty", math.nan),
+        ("length_penalty", 33),
+        ("length_penalty", -33),
+    ],
 )
 def test_beam_search_refuses_values_outside_their_range(name, value):
     with pytest.raises(ValueError, match=f"{name}.*{value}"):
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, name: value})
+
+
+@pytest.mark.parametrize("length_penalty", [-32, 32])
+def test_no_length_penalty_that_is_taken_overflows(length_penalty):
+    params = BeamSearchParams(2, 2, length_penalty=length_penalty)
+    assert -math.inf < beam_score(-1e3, 2**31 - 1, params.length_penalty) < 0
