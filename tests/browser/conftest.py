@@ -16,6 +16,7 @@ import pytest
 from lab_server import JupyterLab
 from repository import ROOT
 
+PATIENCE_MS = 300_000  # against hanging, whatever is waited for: beside other work a page takes its time
 # The last ones keep Chromium from asking its maker for updates and lists while it is tested.
 CHROMIUM_OPTIONS = [
     "--no-sandbox",
@@ -82,4 +83,5 @@ def site() -> Iterator[str]:
 def page(chromium: Any) -> Iterator[Any]:
     """A tab without history, closed at the end."""
     with contextlib.closing(chromium.new_context(viewport={"width": 1200, "height": 900})) as context:
+        context.set_default_timeout(PATIENCE_MS)
         yield context.new_page()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 300
 SETTINGS = {
     "apputils-extension/notification": '{"fetchNews": "false", "checkForUpdates": false}',
     "notebook-extension/tracker": '{"windowingMode": "none"}',  # else cells out of sight have no elements
@@ -92,7 +92,7 @@ class JupyterLab:
 
     def __exit__(self, *error: object) -> None:
         os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(30)
+        self.process.wait(300)
 
     @contextlib.contextmanager
     def run_whole(self, page: Any, notebook: str) -> Iterator[None]:
@@ -101,10 +101,10 @@ class JupyterLab:
         Raises AssertionError if a cell fails.
         """
         page.goto(f"{self.url}/lab/tree/{notebook}?reset")  # else the notebooks of before are open too
-        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-        page.wait_for_function(READY, timeout=60_000)
+        page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+        page.wait_for_function(READY)
         page.evaluate(RUN_ALL)
-        page.wait_for_function(READY, timeout=240_000)
+        page.wait_for_function(READY)
         cells = page.evaluate(CELLS)
         assert [cell["errors"] for cell in cells if cell["errors"]] == []
         assert [cell["count"] for cell in cells] == list(range(1, len(cells) + 1))

@@ -119,7 +119,7 @@ def test_formulas_of_the_lessons_are_marked_as_such(pages):
 def test_search_finds_a_term_and_leads_to_it(page, site, quiet):
     page.goto(f"{site}/search.html?q=watermark")
     result = page.locator("#search-results a").first
-    result.wait_for(timeout=30_000)
+    result.wait_for()
     result.click()
     page.wait_for_load_state()
     assert "watermark" in page.locator("article").inner_text().lower()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-SETTLE_S = 30
+SETTLE_S = 300
 PICTURE_HASH = """async picture => {
     const bytes = await (await fetch(picture.src)).arrayBuffer();
     const digest = await crypto.subtle.digest('SHA-256', bytes);
@@ -20,9 +20,9 @@ class Widget:
         self.page = page
         picture = "img.widget-image"
         self.root = page.locator(".jp-OutputArea-output .widget-vbox", has=page.locator(picture)).last
-        self.root.wait_for(state="attached", timeout=30_000)
+        self.root.wait_for(state="attached")
         self.root.evaluate("box => box.scrollIntoView({block: 'center'})")  # out of sight it is not laid out
-        self.root.wait_for(timeout=30_000)
+        self.root.wait_for()
         self.picture = self.root.locator(picture)
         self.handle = self.root.locator(".noUi-handle").first
 
@@ -98,7 +98,7 @@ class Widget:
             controls = self.controls()
             action()
             self.settle(controls, expected)
-            for _ in range(10):  # the picture is drawn after it has arrived
+            for _ in range(30):  # the picture is drawn after it has arrived
                 if self.picture_hash() != picture:
                     return
                 self.page.wait_for_timeout(100)
