@@ -20,6 +20,7 @@ from minipaged.engine.prompts import Message, Prompt, as_conversations, as_promp
 from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
 from minipaged.engine.sizing import (
     default_kv_memory,
+    default_num_seqs,
     default_step_tokens,
     host_blocks,
     resolve_cache_dtype,
@@ -93,9 +94,11 @@ class LLM:
             max_num_batched_tokens = default_step_tokens(
                 self.device, max_model_len, max_num_seqs, enable_chunked_prefill=enable_chunked_prefill
             )
+        if max_num_seqs is None:
+            max_num_seqs = default_num_seqs(max_num_batched_tokens)
         config = EngineConfig(
             max_model_len=max_model_len,
-            max_num_seqs=min(256, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
             preemption=preemption,

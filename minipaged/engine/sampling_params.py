@@ -44,9 +44,10 @@ def _flag(name: str, value: object) -> None:
 
 def _several(name: str, value: Iterable[T] | None) -> tuple[T, ...]:
     """The items, each once. None is none."""
-    if value is not None and not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be a list, got {value!r}")
-    return tuple(dict.fromkeys(value or ()))
+    try:
+        return tuple(dict.fromkeys(() if value is None else value))
+    except TypeError:  # no list, or a list of lists
+        raise ValueError(f"{name} must be a list of single values, got {value!r}") from None
 
 
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:

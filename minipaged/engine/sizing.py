@@ -30,6 +30,7 @@ CPU_MOST = 4 * 2**30  # bytes; as vLLM's CPU build by default
 GPU_RESERVE = 2**30  # bytes left for activations, workspaces and kernels
 # Tokens of a step. A CPU is busy with a few hundred: more only keep the first requests of a burst waiting.
 STEP_TOKENS, CPU_STEP_TOKENS = 2048, 512
+NUM_SEQS = 256  # that run at once, at most, unless told otherwise
 
 
 def parse_bytes(amount: int | str, name: str) -> int:
@@ -97,8 +98,8 @@ def default_kv_memory(
     an eighth of the free memory, at most 4 GiB. Never more than `max_num_seqs` requests of the longest length
     take.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization}, a share in (0, 1] is needed")
+    if not isinstance(gpu_memory_utilization, (int, float)) or not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}, a share in (0, 1] is needed")
     useful = config.max_num_seqs * config.max_model_len * spec.bytes_per_token
     if device.type != "cuda":
         return min(useful, CPU_MOST, int(available_memory() * CPU_SHARE))
@@ -157,7 +158,8 @@ def _require_room(num_blocks: object, spec: KVSpec, block_size: object, device: 
 
 def host_blocks(swap_space: float | str, spec: KVSpec, block_size: int) -> int:
     """Blocks in `swap_space`: a number of GiB, as in vLLM, or text."""
-    if isinstance(swap_space, (int, float)) and not 0 < swap_space < math.inf:
+    is_number = isinstance(swap_space, (int, float)) and not isinstance(swap_space, bool)
+    if not isinstance(swap_space, str) and not (is_number and 0 < swap_space < math.inf):
         raise ValueError(f"swap_space is {swap_space!r} GiB, a positive number is needed")
     memory = swap_space if isinstance(swap_space, str) else int(swap_space * 2**30)
     num_blocks = blocks_in(memory, spec, block_size, "swap_space")
@@ -188,5 +190,12 @@ def default_step_tokens(
     """What `max_num_batched_tokens` is unless it is given: enough for every sequence to decode in a step, and
     for the longest prompt where prompts cannot be computed in chunks."""
     usual = CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS
-    sequences = max_num_seqs if isinstance(max_num_seqs, int) else 0  # what is no number is refused later
-    return max(usual, sequences, 0 if enable_chunked_prefill else max_model_len)
+    asked = (usual, max_num_seqs, 0 if enable_chunked_prefill else max_model_len)
+    return max([size for size in asked if isinstance(size, int)])  # what is no number is refused later
+
+
+def default_num_seqs(max_num_batched_tokens: int) -> int:
+    """What `max_num_seqs` is unless it is given: no more than can decode in a step."""
+    if not isinstance(max_num_batched_tokens, int):
+        return NUM_SEQS  # refused later
+    return min(NUM_SEQS, max_num_batched_tokens)

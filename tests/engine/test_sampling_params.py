@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -84,9 +85,18 @@ def test_a_flag_is_true_or_false_and_nothing_like_it(name):
         SamplingParams(**{name: "no"})
 
 
-@pytest.mark.parametrize(("name", "value"), [("stop", 5), ("stop_token_ids", 5), ("output_kind", "DELTA")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", 5),
+        ("stop", [["a"]]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [[4]]),
+        ("output_kind", "DELTA"),
+    ],
+)
 def test_other_kinds_of_values_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a.*, got {value!r}"):
+    with pytest.raises(ValueError, match=f"{name} must be a.*, got {re.escape(repr(value))}"):
         SamplingParams(**{name: value})
 
 
