@@ -21,8 +21,8 @@ DEFAULT_MODEL = "smollm2-135m"
 SERVING_MEMORY = 2048 * MIB
 # Limit, memory taken, and what of it is file cache, in version 2 and version 1 of Linux's control groups.
 CGROUP_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
 NO_LIMIT = 2**62  # version 1 has no word for it, only a number that no machine reaches
 
@@ -91,15 +91,16 @@ def cgroup_available(
 def _left_in_group(folder: Path) -> int | None:
     """Bytes left under the limit of one control group; None where it has none.
 
-    File cache counts as used but is given back under pressure, so it is added again.
+    File cache counts as used but is given back under pressure, also what was read more than once ("active"),
+    so it is added again.
     """
-    for limit_file, used_file, cache in CGROUP_FILES:
+    for limit_file, used_file, caches in CGROUP_FILES:
         try:
             limit = (folder / limit_file).read_text().strip()
             used = int((folder / used_file).read_text())
             statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             if limit != "max" and int(limit) < NO_LIMIT:
-                return max(0, int(limit) - used + int(statistics.get(cache, 0)))
+                return max(0, int(limit) - used + sum(int(statistics.get(name, 0)) for name in caches))
         except (OSError, ValueError):
             continue
     return None

@@ -12,7 +12,8 @@ def write_cgroup(folder, limit: str, used: int, cache: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+    active = 3 * cache // 4
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache - active}\nactive_file {active}\n")
 
 
 def write_old_cgroup(folder, limit: int, used: int, cache: int) -> None:
@@ -20,7 +21,9 @@ def write_old_cgroup(folder, limit: int, used: int, cache: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cache}\n")
+    active = 3 * cache // 4
+    total = f"total_inactive_file {cache - active}\ntotal_active_file {active}\n"
+    (folder / "memory.stat").write_text(f"inactive_file 1\nactive_file 1\n{total}")
 
 
 def left(root, *membership: str) -> int | None:
