@@ -85,6 +85,11 @@ class Dispatcher:
                 raise RuntimeError(f"{unfinished} requests are unfinished, {purpose} needs the pool")
             yield
 
+    def reset_prefix_cache(self) -> bool:
+        """`Engine.reset_prefix_cache` between two steps, not while one is planned from what is cached."""
+        with self._lock:
+            return self.engine.reset_prefix_cache()
+
     def _add(self, requests: list[Request], inbox: deque[RequestOutput]) -> None:
         with self._lock:
             self.engine.add(requests)

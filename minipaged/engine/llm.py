@@ -246,4 +246,4 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False while requests are unfinished."""
-        return self.engine.reset_prefix_cache()
+        return self._dispatcher.reset_prefix_cache()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import RequestOutput
+from minipaged.engine.plan import StepPlan
 from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
@@ -46,4 +47,22 @@ def test_a_generate_call_waits_for_the_end_of_a_beam_search(monkeypatch: pytest.
     assert searched == [True] * 5 + [False] * 6
     assert found == expected
     assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert_idle(llm.engine)
+
+
+def test_the_prefix_cache_is_reset_between_two_steps() -> None:
+    """In the middle of one it would take away what the plan was made of."""
+    llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), num_blocks=64, max_model_len=64)
+    resets: list[Future[bool]] = []
+
+    def in_the_middle(plan: StepPlan) -> None:
+        if not resets:
+            resets.append(pool.submit(llm.reset_prefix_cache))
+            with pytest.raises(FutureTimeoutError):
+                resets[0].result(timeout=0.2)
+
+    llm.engine.on_step = in_the_middle
+    with ThreadPoolExecutor(1) as pool:
+        llm.generate([[1, 2, 3]], SIX, use_tqdm=False)
+        resets[0].result()  # comes to its end; whether blocks are held then is chance
     assert_idle(llm.engine)
