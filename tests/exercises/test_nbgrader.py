@@ -29,7 +29,7 @@ def nbgrader(course, *arguments):
         "JUPYTER_DATA_DIR": str(course / "settings"),
     }
     command = [sys.executable, "-m", "nbgrader", *arguments, NAME]
-    return subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture(scope="module")
