@@ -86,7 +86,7 @@ class CpuKernels:
         return NAMES.get(dtype) in self._fast
 
     def product(self, x: Tensor, weight: Product, out: Tensor) -> None:
-        """out = x · weightᵀ and what follows it. x, out: contiguous, [rows, columns]; of LARGEST int64 [rows]."""
+        """out = x · weightᵀ and what follows. x, out: [rows, columns], contiguous; LARGEST: int64 [rows]."""
         weight.x, weight.out, weight.rows = x.data_ptr(), out.data_ptr(), x.shape[0]
         self._product[x.dtype](ctypes.byref(weight))
 

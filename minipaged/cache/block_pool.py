@@ -35,8 +35,12 @@ class BlockPool:
             raise ValueError(f"num_blocks is {num_blocks}, must be at least 1")
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
-        self._ref_counts = [0] * num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is taken first
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every block blank, whoever holds it: for the owner of all tables, who starts them anew."""
+        self._ref_counts = [0] * self.num_blocks
+        self._blank = list(range(self.num_blocks - 1, -1, -1))  # a stack: block 0 is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._hashes: dict[int, bytes] = {}  # published block -> its prefix hash
         self._index: dict[bytes, dict[int, None]] = {}  # prefix hash -> the blocks with these contents

@@ -64,7 +64,7 @@ class Dispatcher:
                     with self._lock:
                         if inbox:  # another thread's step filled it
                             break
-                        if request.request_id not in self.engine.requests:
+                        if not self.engine.is_unfinished(request.request_id):
                             return  # somebody else aborted it: nothing more will come
                         self._step()
                 output = inbox.popleft()

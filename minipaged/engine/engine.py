@@ -1,8 +1,8 @@
 """Engine: requests go in, and every `step` moves them on by one plan.
 
-A step plans, runs the model, samples and commits. Nothing of it counts before the commit: when the model or
-the sampler raises, every running request gives its blocks up and will be computed again from the tokens it
-has.
+A step plans, runs the model, samples and commits. When something raises, wherever that is, every request
+gives its blocks up and will be computed again from the tokens it has. What could not be reported comes with
+the next step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.preemption import swap_seconds_per_block
 from minipaged.engine.prompts import EngineTokenizer, Prompt
-from minipaged.engine.reporting import make_outputs
+from minipaged.engine.recovery import start_over
+from minipaged.engine.reporting import Reporter
 from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
 from minipaged.engine.sampler import SamplerOutput, sample
@@ -59,9 +60,8 @@ class Engine:
         block_size, num_blocks = cache_config.block_size, cache_config.num_blocks
         device = torch.device(device)
         self.pool = BlockPool(num_blocks, enable_prefix_caching=cache_config.enable_prefix_caching)
-        self.storage = KVStorage(
-            KVSpec.from_model(model.config, cache_config.dtype), num_blocks, block_size, device=device
-        )
+        spec = KVSpec.from_model(model.config, cache_config.dtype)
+        self.storage = KVStorage(spec, num_blocks, block_size, device=device)
         host_blocks = cache_config.num_host_blocks
         swap = SwapSpace.create(self.pool, self.storage, host_blocks) if host_blocks else None
         self.manager = KVCacheManager(self.pool, block_size, config.max_num_seqs, swap)
@@ -76,10 +76,11 @@ class Engine:
         self.runner = ModelRunner(model, self.storage, backend or get_backend("auto", device), builder)
         self.requests: dict[str, Request] = {}
         """Unfinished requests by id."""
-        self._recorder = Recorder(self.storage.spec.bytes_per_token * block_size, block_size)
+        self._recorder = Recorder(spec.bytes_per_token * block_size, block_size)
         self.on_step: Callable[[StepPlan], None] | None = None
         """Called with each plan after the model ran, before its tokens are added; it may look, not touch."""
         self._num_streaming = 0
+        self._reporter = Reporter(tokenizer)
 
     # Requests
 
@@ -105,7 +106,7 @@ class Engine:
     def add(self, requests: list[Request]) -> None:
         """Queue requests that `make_request` built: all of them, or none and ValueError for an id in use."""
         ids = {request.request_id for request in requests}
-        taken = sorted(ids & self.requests.keys())
+        taken = sorted(filter(self.is_unfinished, ids))
         if taken or len(ids) < len(requests):
             raise ValueError(f"request ids {taken or sorted(ids)} are in use or given twice")
         for request in requests:
@@ -116,15 +117,16 @@ class Engine:
     def abort_request(self, request_id: str, index: int | None = None) -> bool:
         """End a request, or only sample `index` of it, in whatever state it is, and free what that holds.
 
-        Nothing is reported for a request whose last live sample was aborted. False for one that is unknown or
-        finished.
+        Nothing is reported once the last live sample is aborted. False for one that is unknown or finished.
         """
         request = self.requests.get(request_id)
         doomed = [s for s in request.live if index in (None, s.index)] if request else []
-        if request is None or not doomed:
+        if request is None or (request.live and not doomed):
             return False
         if len(doomed) == len(request.live):
-            self.scheduler.remove(request)
+            if request.live:  # else it has ended in a step that was cut short, and nobody has been told
+                self.scheduler.remove(request)
+            self._reporter.drop(request)
             self._forget(request)
             self.scheduler.stats.num_aborted += 1
         for sequence in doomed:
@@ -133,11 +135,15 @@ class Engine:
         return True
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
+        return bool(self.requests) or self._reporter.has_outputs
+
+    def is_unfinished(self, request_id: str) -> bool:
+        """Whether something of this request is still to be reported."""
+        return request_id in self.requests or self._reporter.holds(request_id)
 
     def _forget(self, request: Request) -> None:
-        del self.requests[request.request_id]
         self._num_streaming -= request.streams
+        del self.requests[request.request_id]
 
     # Steps
 
@@ -152,15 +158,11 @@ class Engine:
                 self._recorder.record(plan, self.scheduler, start, now)
                 if self.on_step is not None:
                     self.on_step(plan)
+            self._reporter.end(self._commit(plan, output) if plan.sequences else plan.ended, now)
         except BaseException:
             self._start_over()
             raise
-        finished = self._commit(plan, output) if plan.sequences else plan.ended
-        for request in finished:
-            self._forget(request)
-            request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
-        self.scheduler.stats.num_finished += len(finished)
-        return make_outputs([*self._streaming(plan.sampled), *finished], self.inputs.tokenizer)
+        return self._reporter.report(self._streaming(plan.sampled), self._finish)
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)
@@ -168,16 +170,19 @@ class Engine:
         if not plan.sampled:
             return SamplerOutput([])
         states = [s.sampling for s in plan.sampled]
-        if all(state.is_plain for state in states):
-            token_ids = self.runner.most_likely(plan, hidden)
-            if token_ids is not None:
-                return SamplerOutput(token_ids)
+        is_plain = all(state.is_plain for state in states)
+        if is_plain and (token_ids := self.runner.most_likely(plan, hidden)) is not None:
+            return SamplerOutput(token_ids)
         return sample(self.runner.sampled_logits(plan, hidden), states)
 
     def _start_over(self) -> None:
-        """Every running request returns to the queue, in order. No swap: it would keep keys not stored."""
-        while self.scheduler.running:
-            self.scheduler.preempt_youngest(allow_swap=False)
+        """Every request returns to the queue, in order; one that has ended will be reported."""
+        self._reporter.ended.clear()
+        self._reporter.end(start_over(self.requests.values(), self.scheduler), self._clock())
+
+    def _finish(self, request: Request) -> None:
+        self._forget(request)
+        self.scheduler.stats.num_finished += 1
 
     def _commit(self, plan: StepPlan, output: SamplerOutput) -> list[Request]:
         """Take over what the step computed; returns the requests that finished with it."""
@@ -188,19 +193,17 @@ class Engine:
                 self.manager.publish(sequence)
         for request in plan.forks:
             self.manager.fork(request)
-        ended = []
-        for sequence, token_id in zip(plan.sampled, output.token_ids, strict=True):
-            sequence.tokens.append(token_id)
-            if sequence.output.append(token_id):
-                ended.append(sequence)
         if output.logprobs is not None:
             for sequence, entry in zip(plan.sampled, output.logprobs, strict=True):
                 sequence.add_logprobs(entry)
-        finished = []
+        for sequence, token_id in zip(plan.sampled, output.token_ids, strict=True):
+            sequence.tokens.append(token_id)
+            sequence.output.token_ids.append(token_id)
+        # All have their token before anything is asked of a tokenizer, which may raise.
+        ended = [sequence for sequence in plan.sampled if sequence.output.check_end()]
         for sequence in ended:
             self.manager.retire(sequence)
-            if sequence.request.status is Status.FINISHED:
-                finished.append(sequence.request)
+        finished = list(dict.fromkeys([s.request for s in ended if s.request.status is Status.FINISHED]))
         if finished:
             self.scheduler.running = [r for r in self.scheduler.running if r.status is not Status.FINISHED]
         return finished
@@ -233,8 +236,7 @@ class Engine:
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget every published block. False, and nothing changed, while requests hold blocks.
 
-        With `reset_running_requests` they give their blocks up first and wait, in order, to be computed
-        again.
+        With `reset_running_requests` they give their blocks up first, and will be computed again.
         """
         if reset_running_requests:
             self._start_over()
@@ -243,5 +245,5 @@ class Engine:
     def check_invariants(self) -> None:
         """Prove that every block, row and queue entry has exactly its owners. Slow; raises AssertionError."""
         self.manager.check_invariants(self.scheduler.running, self.scheduler.waiting)
-        queued = [*self.scheduler.running, *self.scheduler.waiting]
-        assert queued == list(self.requests.values()), "the queues are not the unfinished requests in order"
+        queued, known = [*self.scheduler.running, *self.scheduler.waiting], self.requests.values()
+        assert queued == [r for r in known if r.live], "the queues are not the unfinished requests in order"

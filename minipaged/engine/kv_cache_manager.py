@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from minipaged.cache import BlockPool, PrefixStats, usable_hits
+from minipaged.cache import BlockPool, BlockTable, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
 from minipaged.engine.in_flight import BlocksInFlight
 from minipaged.engine.request import Request, Sequence, Status
@@ -26,7 +26,7 @@ class KVCacheManager:
         self.swap = swap
         self.prefix_stats = PrefixStats()
         self.max_num_seqs = max_num_seqs
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._free_rows = list(range(self.max_num_seqs - 1, -1, -1))
 
     @property
     def num_free_rows(self) -> int:
@@ -141,6 +141,22 @@ class KVCacheManager:
         for sequence in request.live:
             self._free_rows.append(sequence.row)
             sequence.row = -1
+
+    def take_all_back(self, tables: Collection[BlockTable]) -> None:
+        """Every block and every row is free again, whatever a cut step has left.
+
+        tables: all there are; their blocks are freed, or where pool and tables disagree the pool is cleared.
+        """
+        self._free_rows = list(range(self.max_num_seqs - 1, -1, -1))
+        if self.swap is not None:
+            self.swap.host_pool.clear()
+        tables = [table for table in tables if table.pool is self.pool]
+        try:
+            self.pool.check_invariants(tables)
+            for table in tables:
+                table.free()
+        except (AssertionError, ValueError):
+            self.pool.clear()
 
     def check_invariants(self, running: Collection[Request], waiting: Collection[Request]) -> None:
         """Prove, given every unfinished request, that each block and each row has exactly its owners."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from minipaged.engine.logprobs import Logprob
@@ -11,15 +13,54 @@ from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.sampling_params import RequestOutputKind
 
 
-def make_outputs(requests: SequenceOf[Request], tokenizer: EngineTokenizer | None) -> list[RequestOutput]:
-    """The requests as they stand now; of a DELTA stream what is new since the last call.
+class Reporter:
+    """Makes outputs. When a tokenizer raises, what is made by then, and the rest, come with the next step."""
+
+    def __init__(self, tokenizer: EngineTokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.ended: deque[Request] = deque()
+        """Requests that have ended, and nobody has been told."""
+        self._outputs: list[RequestOutput] = []
+
+    def end(self, requests: Iterable[Request], now: float) -> None:
+        """Note requests that ended at `now`, to be reported."""
+        for request in requests:
+            request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
+            self.ended.append(request)
+
+    def report(self, streaming: Iterable[Request], forget: Callable[[Request], None]) -> list[RequestOutput]:
+        """Outputs of requests that stream, and of those that ended, for which `forget` is called."""
+        for request in streaming:
+            self._outputs.append(make_output(request, self.tokenizer))
+        while self.ended:
+            request = self.ended[0]
+            output = make_output(request, self.tokenizer)
+            forget(request)
+            self.ended.popleft()
+            self._outputs.append(output)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether some output was made and is still to be returned."""
+        return bool(self._outputs)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether an output of this request was made and is still to be returned."""
+        return any(output.request_id == request_id for output in self._outputs)
+
+    def drop(self, request: Request) -> None:
+        """Report nothing of this request any more."""
+        self.ended = deque(other for other in self.ended if other is not request)
+        self._outputs = [output for output in self._outputs if output.request_id != request.request_id]
+
+
+def make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestOutput:
+    """The request as it stands now; of a DELTA stream what is new since the last call.
 
     `tokenizer` gives the tokens beside log-probabilities their text.
     """
-    return [_make_output(request, tokenizer) for request in requests]
-
-
-def _make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestOutput:
     params = request.params
     asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
     if asks_for_logprobs and tokenizer is not None and params.detokenize:
@@ -61,11 +102,12 @@ def _whole(sequence: Sequence) -> CompletionOutput:
 
 
 def _new_part(sequence: Sequence) -> CompletionOutput:
-    output, logprobs, start = sequence.output, sequence.logprobs, sequence.num_reported
-    sequence.num_reported = len(output.token_ids)
+    output, logprobs = sequence.output, sequence.logprobs
+    text = output.delta()  # a tokenizer that raises leaves all to the next time
+    start, sequence.num_reported = sequence.num_reported, len(output.token_ids)
     return CompletionOutput(
         sequence.index,
-        output.delta(),
+        text,
         output.token_ids[start:],
         sequence.cumulative_logprob,
         None if logprobs is None else logprobs[start:],

@@ -84,11 +84,11 @@ class Scheduler:
             self._give_way(plan)
         return plan
 
-    def preempt_youngest(self, *, allow_swap: bool = True) -> Request:
+    def preempt_youngest(self) -> Request:
         """Put the youngest running request back at the head of the queue, its blocks freed or swapped out."""
         request = self.running.pop()
         request.metrics.num_preemptions += 1
-        if allow_swap and self._prefers_swap(request) and self.manager.leave_by_swap(request):
+        if self._prefers_swap(request) and self.manager.leave_by_swap(request):
             self.stats.num_swaps += 1
         else:
             self.manager.leave_by_recompute(request)

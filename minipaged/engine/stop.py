@@ -21,14 +21,14 @@ class OutputState:
     token costs does not depend on the length of the text.
 
     Attributes:
-        token_ids: the output so far; the live list.
+        token_ids: the output so far; the live list, to which its owner appends.
         finish_reason: None, "stop", "length", or what `finish` was given.
         stop_reason: the stop token id or the stop string; None for end-of-sequence and other endings.
     """
 
     __slots__ = (  # one object instead of two for each sequence: caches are cold after the model
         *("_cut", "_detokenizer", "_ends", "_keep_stop", "_length", "_longest_stop", "_max_tokens"),
-        *("_min_tokens", "_num_fed", "_num_given", "_stop_ids", "_stop_strings", "_text"),
+        *("_min_tokens", "_num_fed", "_num_given", "_num_searched", "_stop_ids", "_stop_strings", "_text"),
         *("finish_reason", "stop_reason", "token_ids"),
     )
 
@@ -61,14 +61,15 @@ class OutputState:
         self._length = 0  # characters of it
         self._cut: int | None = None  # where a stop string ends the text
         self._num_given = 0  # characters that delta() gave
+        self._num_searched = 0  # characters in which stop strings were looked for
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
-    def append(self, token_id: int) -> bool:
-        """Take the next token; whether it ends the sequence."""
+    def check_end(self) -> bool:
+        """Whether the newest of `token_ids` ends the sequence. To be asked of each token, once or again."""
         token_ids = self.token_ids
-        token_ids.append(token_id)
+        token_id = token_ids[-1]
         if token_id in self._ends and len(token_ids) >= self._min_tokens:
             self.finish("stop", token_id if token_id in self._stop_ids else None)
         elif len(token_ids) >= self._max_tokens:
@@ -124,33 +125,36 @@ class OutputState:
         if self._num_fed < stop:
             piece = self._detokenizer.feed(*self.token_ids[self._num_fed : stop])
             self._num_fed = stop
-        if self.finish_reason is not None:
-            piece += self._detokenizer.flush()
-            self._num_fed = len(self.token_ids) + 1  # nothing can come after a flush
-        if piece:
             self._text.seek(self._length)
             self._text.write(piece)
             self._length += len(piece)
+        if self.finish_reason is not None:
+            rest = self._detokenizer.flush()
+            self._num_fed = len(self.token_ids) + 1  # nothing can come after a flush
+            self._text.seek(self._length)
+            self._text.write(rest)
+            self._length += len(rest)
+            piece += rest
         return piece
 
     def _look_for_stop_string(self) -> None:
         """Of the stop strings in the text the one that ends first, and of those the longest: what reading
         character by character would meet, so that it does not matter how tokens cut the text."""
-        seen = self._length
         self._decode()
-        if len(self.token_ids) <= self._min_tokens:
-            return
-        start = max(0, seen - self._longest_stop + 1)
-        text = self._read(start, self._length)
-        found = [
-            (start + place + len(string), start + place, string)
-            for string in self._stop_strings
-            if (place := text.find(string, max(0, seen - start - len(string) + 1))) >= 0
-        ]
+        seen, found = self._num_searched, []
+        if len(self.token_ids) > self._min_tokens:
+            start = max(0, seen - self._longest_stop + 1)
+            text = self._read(start, self._length)
+            found = [
+                (start + place + len(string), start + place, string)
+                for string in self._stop_strings
+                if (place := text.find(string, max(0, seen - start - len(string) + 1))) >= 0
+            ]
         if found:
             end, begin, string = min(found)
             self._cut = end if self._keep_stop else begin
             self.finish_reason, self.stop_reason = "stop", string
+        self._num_searched = self._length
 
     def _num_held(self) -> int:
         """Length of the longest end of the text that some stop string begins with."""

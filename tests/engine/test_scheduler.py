@@ -223,7 +223,9 @@ def test_nobody_enters_in_a_step_that_preempts(preemption: str) -> None:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("num_blocks", range(7, 18))
-def test_samples_at_different_stages_give_way_together(num_blocks: int, preemption: str) -> None:
+def test_samples_at_different_stages_give_way_together(
+    num_blocks: int, preemption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a recomputation one sample decodes while the other computes its tail; then blocks run out."""
     old = greedy(40, ignore_eos=True)
     params = SamplingParams(n=2, seed=2, max_tokens=16, ignore_eos=True)
@@ -235,7 +237,9 @@ def test_samples_at_different_stages_give_way_together(num_blocks: int, preempti
     request, finished = engine.requests["x"], {}
     for number in range(400):
         if number in (10, 14, 18, 22) and request.status is Status.RUNNING:
-            engine.scheduler.preempt_youngest(allow_swap=False)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.manager, "swap", None)
+                engine.scheduler.preempt_youngest()
         finished.update((o.request_id, o) for o in step(engine) if o.finished)
     assert tokens_of(finished["old"])[0] == alone([9], old)[0][: 4 * num_blocks]
     for output, expected in zip(finished["x"].outputs, alone([1, 2, 3, 4], params), strict=True):

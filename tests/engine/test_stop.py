@@ -20,7 +20,8 @@ def run(tokens, params=None, *, tokenizer=None, max_tokens=None, words=(), eos=(
     state = OutputState(tokenizer, params, eos, max_tokens or params.max_tokens or 1000)
     deltas = []
     for token in tokens:
-        finished = state.append(token)
+        state.token_ids.append(token)
+        finished = state.check_end()
         deltas.append(state.delta())
         if finished:
             break
@@ -160,11 +161,19 @@ def test_a_character_cut_by_max_tokens_is_flushed_once():
     assert state.text == "".join(deltas) == ByteTokenizer().decode(ids) == "aé\ufffd"
 
 
+def test_a_stop_string_in_text_held_until_max_tokens_is_found():
+    tokenizer = ByteTokenizer(["x"], has_bytes=False)
+    tokenizer.pieces[257] = b"ab\xc3"  # its last byte begins a character
+    state, _ = run([257], SamplingParams(stop="ab", max_tokens=1), tokenizer=tokenizer)
+    assert (state.finish_reason, state.stop_reason, state.text) == ("stop", "ab", "")
+
+
 def test_text_asked_for_only_at_the_end_is_the_text_of_the_stream():
     ids = list("aé😊 你!".encode())
     lazy = OutputState(ByteTokenizer(), SamplingParams(), (EOS,), 100)
     for token in ids:
-        lazy.append(token)
+        lazy.token_ids.append(token)
+        lazy.check_end()
     lazy.finish("abort")
     assert lazy.text == lazy.text == "".join(run([*ids, EOS])[1]) == "aé😊 你!"
     assert (lazy.finish_reason, lazy.stop_reason) == ("abort", None)
@@ -179,7 +188,8 @@ def test_the_first_ending_stays():
 def test_without_tokenizer_or_detokenize_there_is_no_text():
     for tokenizer, params in ((None, SamplingParams()), (ByteTokenizer(), SamplingParams(detokenize=False))):
         state = OutputState(tokenizer, params, (EOS,), 10)
-        state.append(97)
+        state.token_ids.append(97)
+        state.check_end()
         assert (state.text, state.delta()) == ("", "")
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         OutputState(None, SamplingParams(stop="a"), (EOS,), 10)
