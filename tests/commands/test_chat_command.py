@@ -129,7 +129,6 @@ class Screen:
 def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends():
     """Starts the real command in a terminal of its own, which loads the model: some ten seconds."""
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (24, 80))  # else a small COLUMNS of ours breaks the echo into lines
     settings = termios.tcgetattr(master)
     command = [sys.executable, "-m", "minipaged", "chat", "--dtype", "float32", "--max-tokens", "400"]
     with subprocess.Popen(
