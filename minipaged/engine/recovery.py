@@ -44,10 +44,8 @@ def start_over(requests: Collection[Request], scheduler: Scheduler) -> list[Requ
 def keep_tokens(sequence: Sequence) -> None:
     """Make all that a sequence knows of its output agree with the output's tokens."""
     output = sequence.output
-    if output.token_ids and output.finish_reason in (
-        None,
-        "length",
-    ):  # or a stop string
+    is_open = output.finish_reason in (None, "length")  # the latter gives way to a stop string
+    if output.token_ids and is_open:
         output.check_end()
     sequence.tokens[sequence.request.num_prompt_tokens :] = output.token_ids
     sequence.num_computed, sequence.row, sequence.row_blocks, sequence.hashes = 0, -1, 0, []
