@@ -2,7 +2,8 @@
 
 A character may span tokens: an emoji is four bytes, and a byte-level vocabulary cuts them anywhere. So a
 decoder per sequence keeps the bytes of a character under way until it is whole. All pieces joined are exactly
-the text of all the ids decoded at once.
+the text of all the ids decoded at once. (One exception: with a byte-fallback vocabulary a byte that belongs
+to no character spoils whole characters before it as well; those that are out by then stay.)
 """
 
 from __future__ import annotations
