@@ -1,6 +1,7 @@
 """A step cut short anywhere, by an error or Ctrl-C: no token is wrong or lost, no block without an owner."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -22,7 +23,8 @@ PARAMS = {
     "b": SamplingParams(n=2, seed=4, max_tokens=9, ignore_eos=True),
     "c": greedy(9, ignore_eos=True, logprobs=1),
 }
-STRIDE = 13  # every so many calls one is cut; some 2600 are made until the requests have ended
+# Every so many calls one is cut, with `make fuzz` each; some 2600 are made until the requests have ended.
+STRIDE = max(1, 13 // int(os.environ.get("MINIPAGED_FUZZ", "1")))
 
 
 def busy_engine(preemption: str = "recompute") -> Engine:
@@ -74,6 +76,7 @@ def what_is_said(output: RequestOutput) -> list[Any]:
     return [(c.token_ids, c.text, c.finish_reason, c.logprobs, c.cumulative_logprob) for c in output.outputs]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_wherever_a_step_is_cut_short_the_outputs_are_the_same(preemption: str) -> None:
     expected = {name: what_is_said(output) for name, output in run(busy_engine(preemption)).items()}
@@ -90,7 +93,7 @@ def test_wherever_a_step_is_cut_short_the_outputs_are_the_same(preemption: str) 
         assert_idle(engine)
         if cut.left > 0:
             break
-    assert number > 30 * STRIDE, "hardly anything was cut"
+    assert number > 1000, "hardly anything was cut"
 
 
 class RaisingOnce(ByteTokenizer):
