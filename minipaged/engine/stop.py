@@ -115,7 +115,8 @@ class OutputState:
     def _decode(self) -> str:
         """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show.
 
-        Returns the text that came with it.
+        Returns the text that came with it. Each part is written before more is asked for: when a tokenizer
+        raises then, nothing of it is lost, or comes twice.
         """
         if self._detokenizer is None or self._num_fed > len(self.token_ids):
             return ""
