@@ -50,8 +50,8 @@ ifneq ($(NOTEBOOKS),)
 endif
 
 build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
-	$(BIN)/python -m minipaged.course.build $(ARGS)
-	$(BIN)/python -m minipaged.course.translate
+	$(BIN)/python -m coursekit.publish.build $(ARGS)
+	$(BIN)/python -m coursekit.publish.translate
 
 lint: setup ## check style and spelling
 	$(BIN)/ruff check .

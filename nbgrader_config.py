@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nbgrader import preprocessors as steps
 
-from minipaged.course.grading.nbgrader_plugin import Grade, RestoreCells
+from coursekit.grading.nbgrader_plugin import Grade, RestoreCells
 
 Path("grading").mkdir(exist_ok=True)  # git ignores it; nbgrader's database cannot be made without it
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from minipaged.course.figures.style import BLUE, GREY, INK, PALE, house_style, label
+from coursekit.figures.style import BLUE, GREY, INK, PALE, house_style, label
 
 OURS = ("minipaged", "minipaged-torch")
 DASHES = (0, (4, 3))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minipaged.course.workloads import load_mix
+from coursekit.workloads import load_mix
 
 Mix = list[dict[str, Any]]
 

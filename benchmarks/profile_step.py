@@ -25,17 +25,17 @@ if __package__ in (None, ""):
 
 from benchmarks import records
 from benchmarks.quiet import FOREIGN_LIMIT, when_quiet
+from coursekit.stopwatch import Stopwatch
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.config import CacheConfig, EngineConfig
-from minipaged.course.stopwatch import Stopwatch
+from minipaged.cpu.accelerate import prepare_for_cpu
+from minipaged.cpu.modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
+from minipaged.cpu.packing import PackedLinear, pack_weights
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 from minipaged.engine.sampling_params import SamplingParams
-from minipaged.model.compiled import prepare_for_cpu
-from minipaged.model.compiled_modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
 from minipaged.model.llama import MLP, Attention, Linear, RMSNorm
 from minipaged.model.loading import load_model
-from minipaged.model.packing import PackedLinear, pack_weights
 
 PAGE = records.ROOT / "docs" / "profile.md"
 BEGIN, END = "<!-- profile: written by benchmarks/profile_step.py -->", "<!-- end of profile -->"

@@ -16,7 +16,7 @@ import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.quiet import FOREIGN_LIMIT
-from minipaged.course.figures.style import save
+from coursekit.figures.style import save
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "benchmarks" / "results" / "cpu"

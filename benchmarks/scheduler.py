@@ -26,10 +26,10 @@ if __package__ in (None, ""):
 from benchmarks import figures, records
 from benchmarks.processes import add_arguments, settings_from
 from benchmarks.quiet import when_quiet
+from coursekit.stopwatch import Stopwatch
 from minipaged import LLM, RequestOutputKind, SamplingParams
 from minipaged.attention.batch import AttentionBatch
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
-from minipaged.course.stopwatch import Stopwatch
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 

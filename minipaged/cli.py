@@ -13,31 +13,34 @@ from types import ModuleType
 from minipaged import __version__
 from minipaged.commands import CommandError
 
-# command -> one line for the list; `a b` lives in minipaged/commands/a_b.py
+# command -> where its module is, and one line for the list; `a b` lives in a_b.py. Commands that need request
+# mixes, figures or graders belong to the course, of which nothing else in this package knows.
+ENGINE, COURSE = "minipaged.commands", "coursekit.commands"
 COMMANDS = {
-    "doctor": "say what this machine has, and what will run on it",
-    "demo": "serve one batch under both memory policies and compare",
-    "generate": "answer one prompt, streaming",
-    "chat": "talk with the model; each turn computes only what is new",
-    "batch": "answer a file of prompts, on one engine or on many; goes on where it was stopped",
-    "bench throughput": "serve a mix of requests and say how fast that was",
-    "bench memory": "measure how much of the KV memory holds tokens, per policy and block size",
-    "exercises status": "show how far you are in the exercises, and what comes next",
-    "exercises check": "check what you wrote in one exercise",
-    "exercises reset": "start one exercise again; yours is kept",
-    "exercises grade": "mark a class's submissions: a table, and a report for each learner",
-    "kernels": "compile the Triton kernels for real GPUs, without one, and print what they cost",
+    "doctor": (ENGINE, "say what this machine has, and what will run on it"),
+    "demo": (COURSE, "serve one batch under both memory policies and compare"),
+    "generate": (ENGINE, "answer one prompt, streaming"),
+    "chat": (ENGINE, "talk with the model; each turn computes only what is new"),
+    "batch": (ENGINE, "answer a file of prompts, on one engine or on many; goes on where it was stopped"),
+    "bench throughput": (COURSE, "serve a mix of requests and say how fast that was"),
+    "bench memory": (COURSE, "measure how much of the KV memory holds tokens, per policy and block size"),
+    "exercises status": (COURSE, "show how far you are in the exercises, and what comes next"),
+    "exercises check": (COURSE, "check what you wrote in one exercise"),
+    "exercises reset": (COURSE, "start one exercise again; yours is kept"),
+    "exercises grade": (COURSE, "mark a class's submissions: a table, and a report for each learner"),
+    "kernels": (COURSE, "compile the Triton kernels for real GPUs, without one, and print what they cost"),
 }
 
 
 def load_command(name: str) -> ModuleType:
-    """Import the module behind a command of COMMANDS."""
-    return import_module("minipaged.commands." + name.replace(" ", "_"))
+    """Import the module of a command of COMMANDS."""
+    package, _ = COMMANDS[name]
+    return import_module(f"{package}.{name.replace(' ', '_')}")
 
 
 def command_list(prefix: str = "") -> str:
     """The help text: every command that starts with `prefix`, one a line."""
-    rows = [f"  {name:<17} {text}" for name, text in COMMANDS.items() if name.startswith(prefix)]
+    rows = [f"  {name:<17} {text}" for name, (_, text) in COMMANDS.items() if name.startswith(prefix)]
     return "\n".join(
         [
             f"usage: minipaged {prefix or 'COMMAND'} [options]",

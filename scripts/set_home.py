@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minipaged.course.home import declared_repository
+from coursekit.publish.home import declared_repository
 
 ROOT = Path(__file__).resolve().parent.parent
 # What stands before "owner/name" wherever this repository is meant; a mere folder "owner/name" is left alone.

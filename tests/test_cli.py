@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
 from minipaged import __version__, cli
 from minipaged.commands import CommandError
@@ -96,7 +96,7 @@ def test_wrong_option_is_exit_code_2(fake):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_exists_and_its_help_teaches(name, capsys):
-    assert find_spec("minipaged.commands." + name.replace(" ", "_")) is not None
+    assert find_spec(f"{cli.COMMANDS[name][0]}.{name.replace(' ', '_')}") is not None
     with pytest.raises(SystemExit) as exit:
         cli.main([*name.split(), "--help"])
     assert exit.value.code == 0

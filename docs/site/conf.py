@@ -4,7 +4,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from minipaged.course import home
+from coursekit.publish import home
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

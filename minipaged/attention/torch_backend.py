@@ -1,8 +1,8 @@
 """Paged attention in plain torch: what runs where there is no GPU.
 
-Sequences with one query token are served together: by the compiled kernel of `decode_cpu.cpp` where this
+Sequences with one query token are served together: by the compiled kernel of `decode.cpp` where this
 machine can build it, else in batched products over gathered keys, sequences of about the same length in one.
-The others are served by `prefill_cpu.cpp` where the processor has the instructions that make it fast, else
+The others are served by `prefill.cpp` where the processor has the instructions that make it fast, else
 one after the other, each with a causal mask aligned to the bottom right corner, because their queries are the
 last tokens of their context. Only live slots are read, so garbage elsewhere and the block size do not matter.
 """
@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minipaged.attention import cpu_kernel
 from minipaged.attention.backend import require_matching
 from minipaged.attention.batch import AttentionBatch
-from minipaged.attention.cpu_arguments import DecodeStep, PrefillStep
-from minipaged.attention.cpu_kernel import CpuKernels
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
+from minipaged.cpu import kernels as cpu_kernels
+from minipaged.cpu.abi import DecodeStep, PrefillStep
+from minipaged.cpu.kernels import CpuKernels
 
 if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockCopy
@@ -129,11 +129,11 @@ class TorchBackend:
         self._prefill: list[PrefillPlan] = []
 
     def _kernels(self, device: torch.device) -> CpuKernels | None:
-        return cpu_kernel.load() if self.compiled and device.type == "cpu" else None
+        return cpu_kernels.load() if self.compiled and device.type == "cpu" else None
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         kernels = self._kernels(key.device)
-        if kernels is not None and cpu_kernel.can_write(layer, key, value, slot_mapping):
+        if kernels is not None and cpu_kernels.can_write(layer, key, value, slot_mapping):
             kernels.write_kv(layer, key, value, slot_mapping)
             return
         if layer.key_scale is None:
@@ -164,7 +164,7 @@ class TorchBackend:
         self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
     ) -> None:
         kernels = self._kernels(query.device)
-        if kernels is not None and cpu_kernel.can_decode(query, layer):
+        if kernels is not None and cpu_kernels.can_decode(query, layer):
             if self._step is None:
                 self._step = DecodeStep.make(batch, self._decodes)
             kernels.decode(output, query, layer, self._step, scale)
@@ -179,7 +179,7 @@ class TorchBackend:
         self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
     ) -> None:
         kernels = self._kernels(query.device)
-        if kernels is not None and cpu_kernel.can_prefill(query, layer, kernels):
+        if kernels is not None and cpu_kernels.can_prefill(query, layer, kernels):
             if self._prompts is None:
                 self._prompts = PrefillStep.make(batch)
             kernels.prefill(output, query, layer, self._prompts, scale)

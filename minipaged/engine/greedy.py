@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minipaged import native
+from minipaged.cpu import build
 
 ARGMAX_BLOCK = 256  # numbers; of 64 to 512 as fast as any
 
@@ -64,8 +64,8 @@ def first_largest(x: Tensor) -> Tensor:
 
 @cache
 def _load_kernel() -> Callable[..., int] | None:
-    """`largest_float32` of kernels/largest_cpu.cpp; None where no kernels could be built."""
-    library = native.load()
+    """`largest_float32` of kernels/largest.cpp; None where no kernels could be built."""
+    library = build.load()
     if library is None:
         return None
     function: Any = library.largest_float32

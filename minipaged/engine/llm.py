@@ -12,6 +12,7 @@ import torch
 
 from minipaged.attention.backend import get_backend
 from minipaged.config import CacheConfig, EngineConfig
+from minipaged.cpu.accelerate import prepare_for_cpu
 from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
@@ -31,7 +32,6 @@ from minipaged.engine.sizing import (
 )
 from minipaged.engine.stats import EngineStats, StepRecord
 from minipaged.memory import KVSpec
-from minipaged.model.compiled import prepare_for_cpu
 from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
 

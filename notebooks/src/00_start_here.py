@@ -18,10 +18,10 @@
 
 # %%
 from minipaged import LLM, SamplingParams, load_model
-from minipaged.course.comparison import serve
-from minipaged.course.figures import memory_over_time, show
-from minipaged.course.lesson import compare, pick_device, say, show_source, table
-from minipaged.course.workloads import load_mix
+from coursekit.comparison import serve
+from coursekit.figures import memory_over_time, show
+from coursekit.lesson import compare, pick_device, say, show_source, table
+from coursekit.workloads import load_mix
 
 # %% [markdown]
 # ## Your machine

@@ -17,9 +17,9 @@ import torch
 
 from minipaged import AttentionBatch, KVSpec, KVStorage, load_model
 from minipaged.attention.backend import get_backend
-from minipaged.course.figures import lines_against_length, show, work_per_step
-from minipaged.course.lesson import compare, number, pick_device, say, show_source, table
-from minipaged.course.widgets import Stepper
+from coursekit.figures import lines_against_length, show, work_per_step
+from coursekit.lesson import compare, number, pick_device, say, show_source, table
+from coursekit.widgets import Stepper
 
 # %% [markdown]
 # ## The question

@@ -16,8 +16,8 @@ import torch
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
 from minipaged.attention.backend import get_backend
-from minipaged.course.figures import memory_against_length, memory_over_time, show
-from minipaged.course.lesson import compare, number, pick_device, say, show_source, table
+from coursekit.figures import memory_against_length, memory_over_time, show
+from coursekit.lesson import compare, number, pick_device, say, show_source, table
 
 # %% [markdown]
 # ## The question
@@ -256,8 +256,8 @@ compare(my_conversations_gqa, fits["GQA"], "conversations with GQA")
 # %%
 import ipywidgets
 
-from minipaged.course.figures import card_filled
-from minipaged.course.widgets import Explorable
+from coursekit.figures import card_filled
+from coursekit.widgets import Explorable
 
 
 def what_fits(card, weights, kv_heads, tokens):

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from minipaged.cache.traffic import contiguous_traffic
-from minipaged.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
-from minipaged.course.figures import (
+from coursekit.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
+from coursekit.figures import (
     arena_map,
     arena_over_time,
     lines_against_length,
     show,
     waste_bars,
 )
-from minipaged.course.lesson import compare, number, say, show_source, table
-from minipaged.course.replay import power_of_two, replay_contiguous
-from minipaged.course.widgets import Stepper
-from minipaged.course.workloads import azure_lengths, lognormal_lengths
+from coursekit.lesson import compare, number, say, show_source, table
+from coursekit.replay import power_of_two, replay_contiguous
+from coursekit.widgets import Stepper
+from coursekit.workloads import azure_lengths, lognormal_lengths
 
 # %% [markdown]
 # ## The question

@@ -17,12 +17,12 @@ from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, lo
 from minipaged.attention.backend import get_backend
 from minipaged.cache import BlockPool, BlockTable
 from minipaged.cache.traffic import contiguous_traffic, paged_traffic
-from minipaged.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
-from minipaged.course.figures import blocks_and_table, block_size_tradeoff, show
-from minipaged.course.figures import table_growing, waste_bars
-from minipaged.course.lesson import compare, number, pick_device, say, show_source, table
-from minipaged.course.widgets import Stepper
-from minipaged.course.workloads import load_mix, lognormal_lengths
+from coursekit.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
+from coursekit.figures import blocks_and_table, block_size_tradeoff, show
+from coursekit.figures import table_growing, waste_bars
+from coursekit.lesson import compare, number, pick_device, say, show_source, table
+from coursekit.widgets import Stepper
+from coursekit.workloads import load_mix, lognormal_lengths
 
 # %% [markdown]
 # ## The question

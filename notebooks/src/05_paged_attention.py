@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec, KVStorage, load_model
 from minipaged.attention.backend import get_backend
-from minipaged.course.figures import gathered_through_table
-from minipaged.course.lesson import compare, pick_device, show_source, table
-from minipaged.course.widgets import Stepper
+from coursekit.figures import gathered_through_table
+from coursekit.lesson import compare, pick_device, show_source, table
+from coursekit.widgets import Stepper
 
 # %% [markdown]
 # ## The question
@@ -309,7 +309,7 @@ for seed in range(3):
 # %% [markdown]
 # **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once.
 # Code that looks the block up while it reads needs no copy. On a CPU with a compiler at hand, the engine has such code in C++
-# (`minipaged/attention/kernels/decode_cpu.cpp`); lesson 06 shows it for a GPU.
+# (`minipaged/cpu/csrc/decode.cpp`); lesson 06 shows it for a GPU.
 
 # %% tags=["nbval-ignore-output"]
 import time

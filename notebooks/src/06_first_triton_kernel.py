@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from minipaged import AttentionBatch, KVSpec, KVStorage
-from minipaged.course.lesson import compare, say, show_source, table
+from coursekit.lesson import compare, say, show_source, table
 
 # %% [markdown]
 # ## The question
@@ -247,8 +247,8 @@ table(["largest difference to", "of the output"], [(k, f"{v:.1e}") for k, v in e
 COMPILE = """
 import sys
 from dataclasses import replace
-from minipaged.attention.aot.compile import compile_launch
-from minipaged.attention.kernels.cases import kernel_cases
+from coursekit.aot.compile import compile_launch
+from coursekit.aot.cases import kernel_cases
 from minipaged.attention.targets import TARGETS
 
 target, stride = TARGETS["sm_90"], int(sys.argv[1])
@@ -271,7 +271,7 @@ def compiling_process(*arguments):
 # questions: what is read in the innermost loop, how wide, and by which line of the kernel?
 
 # %%
-from minipaged.attention.aot.listing import Listing, matrix_instructions
+from coursekit.aot.listing import Listing, matrix_instructions
 
 
 def loads_of(listing):
@@ -364,9 +364,9 @@ for report in reports.values():
 # where lanes have nothing to do.
 
 # %%
-from minipaged.course.figures import show
-from minipaged.course.figures.tiles import program_grid, tile_through_table
-from minipaged.course.widgets import Stepper
+from coursekit.figures import show
+from coursekit.figures.tiles import program_grid, tile_through_table
+from coursekit.widgets import Stepper
 
 chosen = (2, 4)
 figure = program_grid(LENGTHS, num_heads=HEADS, queries_per_kv=3, tile=16, chosen=chosen)

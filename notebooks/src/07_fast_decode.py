@@ -31,13 +31,13 @@ import torch
 from minipaged import AttentionBatch, KVSpec, KVStorage
 from minipaged.attention.reference import ReferenceBackend
 from minipaged.attention.targets import TARGETS
-from minipaged.course.figures import show
-from minipaged.course.figures.programs import programs_over_time
-from minipaged.course.figures.roofline import roofline
-from minipaged.course.interpreted import counted_reads, reversed_programs
-from minipaged.course.lesson import compare, number, say, show_source, table
-from minipaged.course.multiprocessors import busy_share, decode_programs, run_programs
-from minipaged.course.widgets import Explorable
+from coursekit.figures import show
+from coursekit.figures.programs import programs_over_time
+from coursekit.figures.roofline import roofline
+from coursekit.interpreted import counted_reads, reversed_programs
+from coursekit.lesson import compare, number, say, show_source, table
+from coursekit.multiprocessors import busy_share, decode_programs, run_programs
+from coursekit.widgets import Explorable
 
 # %% [markdown]
 # ## The question
@@ -422,7 +422,7 @@ assert log_sum_exp[2, :, 1:].isnan().all() and not log_sum_exp[:, :, 0].isnan().
 # ### A compiled kernel, timed here
 #
 # The interpreter says nothing about speed. But the engine has the same job as a compiled kernel for the processor, in
-# [C++](../minipaged/attention/kernels/decode_cpu.cpp). Here it is beside the gather of lesson 05, and beside what a
+# [C++](../minipaged/cpu/csrc/decode.cpp). Here it is beside the gather of lesson 05, and beside what a
 # copy of memory reaches on this machine; many short conversations, and few long ones.
 
 # %% tags=["nbval-ignore-output"]
@@ -626,7 +626,7 @@ assert abs(at_most[f"decode_grouped, 1 × {LONG}"] - at_most[f"decode, 1 × {LON
 # stands in for it.
 
 # %% tags=["nbval-ignore-output"]
-from minipaged.course.gpu_results import goals_text
+from coursekit.gpu_results import goals_text
 
 print(goals_text())
 

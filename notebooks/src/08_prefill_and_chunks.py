@@ -28,12 +28,12 @@ import torch.nn.functional as F
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
 from minipaged.attention.backend import get_backend
-from minipaged.course.figures import show
-from minipaged.course.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
-from minipaged.course.interpreted import reversed_programs
-from minipaged.course.lesson import compare, say, show_source, table
-from minipaged.course.widgets import Stepper
-from minipaged.course.workloads import load_mix, lognormal_lengths
+from coursekit.figures import show
+from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
+from coursekit.interpreted import reversed_programs
+from coursekit.lesson import compare, say, show_source, table
+from coursekit.widgets import Stepper
+from coursekit.workloads import load_mix, lognormal_lengths
 
 # %% [markdown]
 # ## The question

@@ -18,12 +18,12 @@ import torch
 from minipaged import LLM, BeamSearchParams, KVSpec, KVStorage, SamplingParams
 from minipaged.attention.backend import get_backend
 from minipaged.cache import BlockCopy, BlockPool, BlockTable, append_all
-from minipaged.course.figures import show
-from minipaged.course.figures.forks import ForkState, blocks_saved_by_n, forked_tables
-from minipaged.course.forgetful import engine_with_a_fault
-from minipaged.course.lesson import compare, pick_device, say, show_source, table
-from minipaged.course.widgets import Stepper
-from minipaged.course.workloads import lognormal_lengths
+from coursekit.figures import show
+from coursekit.figures.forks import ForkState, blocks_saved_by_n, forked_tables
+from coursekit.forgetful import engine_with_a_fault
+from coursekit.lesson import compare, pick_device, say, show_source, table
+from coursekit.widgets import Stepper
+from coursekit.workloads import lognormal_lengths
 from minipaged.engine.beam import BeamSearch
 from minipaged.engine.sharing import Sharing
 

@@ -22,11 +22,11 @@ from minipaged import LLM, SamplingParams, load_model
 from minipaged.cache import BlockPool, BlockTable, PrefixStats
 from minipaged.cache import hash_block, hash_blocks, usable_hits
 from minipaged.cache.traffic import contiguous_traffic, paged_traffic
-from minipaged.course.figures import show
-from minipaged.course.figures.sharing import eviction_queue, first_token_times
-from minipaged.course.figures.sharing import prefix_tree, tokens_computed
-from minipaged.course.lesson import compare, pick_device, say, show_source, table
-from minipaged.course.widgets import Stepper
+from coursekit.figures import show
+from coursekit.figures.sharing import eviction_queue, first_token_times
+from coursekit.figures.sharing import prefix_tree, tokens_computed
+from coursekit.lesson import compare, pick_device, say, show_source, table
+from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
 from minipaged.engine.in_flight import BlocksInFlight
 from minipaged.engine.kv_cache_manager import KVCacheManager

@@ -17,13 +17,13 @@ from itertools import pairwise
 import torch
 
 from minipaged import LLM, KVSpec, SamplingParams
-from minipaged.course.figures import show
-from minipaged.course.figures.scheduling import gantt, pool_in_step
-from minipaged.course.figures.scheduling import preemption_costs, running_over_steps
-from minipaged.course.lesson import compare, number, say, show_source, table
-from minipaged.course.timeline import Timeline
-from minipaged.course.widgets import Stepper
-from minipaged.course.workloads import load_mix
+from coursekit.figures import show
+from coursekit.figures.scheduling import gantt, pool_in_step
+from coursekit.figures.scheduling import preemption_costs, running_over_steps
+from coursekit.lesson import compare, number, say, show_source, table
+from coursekit.timeline import Timeline
+from coursekit.widgets import Stepper
+from coursekit.workloads import load_mix
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 

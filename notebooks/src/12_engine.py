@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from minipaged import LLM, KVSpec, SamplingParams, load_model
-from minipaged.commands.bench_memory import PAPER_RUNNING
+from coursekit.commands.bench_memory import PAPER_RUNNING
 from minipaged.config import CacheConfig, EngineConfig
-from minipaged.course.comparison import equal_outputs, serve
-from minipaged.course.figures import memory_over_time, show
-from minipaged.course.figures.engine import requests_at_once, step_parts
-from minipaged.course.gpu_results import goals_text
-from minipaged.course.lesson import compare, number, pick_device, say, show_source, table
-from minipaged.course.stopwatch import Stopwatch
-from minipaged.course.widgets import Explorable
-from minipaged.course.workloads import azure_lengths, load_mix, lognormal_lengths
+from coursekit.comparison import equal_outputs, serve
+from coursekit.figures import memory_over_time, show
+from coursekit.figures.engine import requests_at_once, step_parts
+from coursekit.gpu_results import goals_text
+from coursekit.lesson import compare, number, pick_device, say, show_source, table
+from coursekit.stopwatch import Stopwatch
+from coursekit.widgets import Explorable
+from coursekit.workloads import azure_lengths, load_mix, lognormal_lengths
 from minipaged.engine.engine import Engine
-from minipaged.model.compiled import prepare_for_cpu
+from minipaged.cpu.accelerate import prepare_for_cpu
 
 # %% [markdown]
 # ## The question

@@ -23,11 +23,11 @@ from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, lo
 from minipaged.attention.backend import get_backend
 from minipaged.attention.quantize import LARGEST, dequantize_rows, quantize_rows
 from minipaged.cache import BlockPool, BlockTable
-from minipaged.course.figures import card_filled, show
-from minipaged.course.figures.precision import FormatCost, error_against_magnitude, format_costs
-from minipaged.course.lesson import compare, number, pick_device, say, show_source, table
-from minipaged.course.vllm_today import POINTS, SETTINGS, VERSION
-from minipaged.course.widgets import Explorable
+from coursekit.figures import card_filled, show
+from coursekit.figures.precision import FormatCost, error_against_magnitude, format_costs
+from coursekit.lesson import compare, number, pick_device, say, show_source, table
+from coursekit.vllm_today import POINTS, SETTINGS, VERSION
+from coursekit.widgets import Explorable
 
 # %% [markdown]
 # ## The question
@@ -530,7 +530,7 @@ text_table(
 
 # %% [markdown]
 # You need not believe this table. Each row rests on words in vLLM's source; and where it says that something was
-# dropped, on words that are *not* there any more. A test of this repository (`tests/test_vllm_table.py`) looks all of
+# dropped, on words that are *not* there any more. A test of this repository (`tests/coursekit/test_vllm_table.py`) looks all of
 # them up in the vLLM that is installed beside it, and fails when a new version says otherwise.
 
 # %%

@@ -12,9 +12,9 @@
 # %%
 import torch
 
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.rotary import rotate
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.rotary import rotate
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · Multiplications saved

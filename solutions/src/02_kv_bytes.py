@@ -9,9 +9,9 @@
 # you like; it shows the input, what was expected, what your code answered, and what usually causes that.
 
 # %%
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.models import LLAMA_70B, OPT_13B, SMOLLM2_135M, ModelShape
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.models import LLAMA_70B, OPT_13B, SMOLLM2_135M, ModelShape
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · Bytes per token

@@ -10,9 +10,9 @@
 # you like; it shows the input, what was expected, what your code answered, and what usually causes that.
 
 # %%
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.strips import Strip, moments
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.strips import Strip, moments
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · A first-fit arena
@@ -178,7 +178,7 @@ check.waste(waste)
 # %%
 from collections import Counter
 
-from minipaged.course.workloads import lognormal_lengths
+from coursekit.workloads import lognormal_lengths
 
 BUDGET, MAX_LEN = 14_648, 2048
 lengths = lognormal_lengths("sharegpt", 300, seed=0)  # int64 [300, 2]: prompt, answer

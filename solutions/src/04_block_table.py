@@ -9,9 +9,9 @@
 # you like; it shows the input, what was expected, what your code answered, and what usually causes that.
 
 # %%
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.pools import ScatteredPool
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.pools import ScatteredPool
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · A block allocator

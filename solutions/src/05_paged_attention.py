@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from minipaged.course.checks import attempt, check
+from coursekit.checks import attempt, check
 
 # %% [markdown]
 # ## Task 1 · Attention through a block table

@@ -24,9 +24,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.launches import launch_decode
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.launches import launch_decode
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · Attention through the block table, in one pass

@@ -11,9 +11,9 @@
 # %%
 import torch
 
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.tiny_model import TinyModel
-from minipaged.course.lesson import show_source
+from coursekit.checks import attempt, check
+from coursekit.given.tiny_model import TinyModel
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · The corner of the mask

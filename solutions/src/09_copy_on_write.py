@@ -9,8 +9,8 @@
 # import or a helper that you need must stand in the same cell.
 
 # %%
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.shared_pool import SharedPool
+from coursekit.checks import attempt, check
+from coursekit.given.shared_pool import SharedPool
 
 # %% [markdown]
 # ## Task 1 · Reference counts

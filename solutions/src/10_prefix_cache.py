@@ -9,7 +9,7 @@
 # import or a helper that you need must stand in the same cell.
 
 # %%
-from minipaged.course.checks import attempt, check
+from coursekit.checks import attempt, check
 
 # %% [markdown]
 # ## Task 1 · A hash that contains the past

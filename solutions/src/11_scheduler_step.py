@@ -9,7 +9,7 @@
 # or a helper that you need must stand in the same cell.
 
 # %%
-from minipaged.course.checks import attempt, check
+from coursekit.checks import attempt, check
 
 # %% [markdown]
 # ## Task 1 · A scheduler step with preemption

@@ -22,10 +22,10 @@ import triton
 import triton.language as tl
 
 from minipaged import LLM, SamplingParams, load_model
-from minipaged.course.capstone import plug_in_attention, plug_in_memory
-from minipaged.course.checks import attempt, check
-from minipaged.course.given.launches import launch_decode
-from minipaged.course.lesson import show_source
+from coursekit.capstone import plug_in_attention, plug_in_memory
+from coursekit.checks import attempt, check
+from coursekit.given.launches import launch_decode
+from coursekit.lesson import show_source
 
 # %% [markdown]
 # ## Task 1 · Your memory in the engine

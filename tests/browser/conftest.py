@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import ROOT
 from lab_server import JupyterLab
-from repository import ROOT
 
 PATIENCE_MS = 300_000  # against hanging, whatever is waited for: beside other work a page takes its time
 # The last ones keep Chromium from asking its maker for updates and lists while it is tested.

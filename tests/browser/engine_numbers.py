@@ -10,13 +10,13 @@ from functools import cache
 import numpy as np
 import torch
 
+from coursekit.multiprocessors import busy_share, run_programs
+from coursekit.replay import replay_contiguous
+from coursekit.workloads import azure_lengths, lognormal_lengths
 from minipaged import LLM, AttentionBatch, BlockPool, BlockTable, KVSpec, SamplingParams
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
 from minipaged.cache.prefix import hash_blocks, usable_hits
-from minipaged.course.multiprocessors import busy_share, run_programs
-from minipaged.course.replay import replay_contiguous
-from minipaged.course.workloads import azure_lengths, lognormal_lengths
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
+from checkout import ROOT
 from engine_numbers import EXPECTED
-from repository import ROOT
 from widget_driver import Widget
 
 pytestmark = pytest.mark.browser

@@ -6,8 +6,8 @@ import subprocess
 
 import psutil
 import pytest
+from checkout import ROOT
 from lab_server import READY, free_port, wait_for
-from repository import ROOT
 
 pytestmark = pytest.mark.browser
 

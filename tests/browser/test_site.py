@@ -6,9 +6,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
-from minipaged.course import home
+from coursekit.publish import home
 
 pytestmark = pytest.mark.browser
 

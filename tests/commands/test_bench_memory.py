@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from coursekit.commands.bench_memory import BLOCK_SIZES, PAPER_SHARE, RULES, WORKLOADS, load, measure
 from minipaged.cli import main
-from minipaged.commands.bench_memory import BLOCK_SIZES, PAPER_SHARE, RULES, WORKLOADS, load, measure
 
 
 @pytest.fixture(scope="module")

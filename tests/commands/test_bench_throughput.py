@@ -4,15 +4,15 @@ import json
 
 import pytest
 
+from coursekit.commands import bench_throughput
 from minipaged import cli
-from minipaged.commands import bench_throughput
 from tests.jobs.tiny_jobs import engine_settings
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run the command with a tiny model on requests that its vocabulary can hold."""
-    from minipaged.course import workloads
+    from coursekit import workloads
 
     requests = [workloads.Request(f"r{n}", [3 + n] * (5 + n), 4 + n) for n in range(6)]
     monkeypatch.setattr(workloads, "load_mix", lambda name: requests)

@@ -12,7 +12,7 @@ import termios
 import time
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
 from minipaged import SamplingParams
 from minipaged.commands import CommandError, chat, generate

@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
+from coursekit.publish.build import run_and_write
 from minipaged import cli
-from minipaged.course.build import run_and_write
 
 NAME = "04_block_table"
 SOURCE = f"solutions/src/{NAME}.py"
@@ -17,7 +17,7 @@ EXERCISE, SOLUTION = (f"{folder}/{NAME}/{NAME}.ipynb" for folder in ("exercises"
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A course with one exercise, as handed out, in the current folder."""
-    from minipaged.course.exercise_build import handed_out_notebook
+    from coursekit.publish.exercise_build import handed_out_notebook
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / SOURCE).parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_reset_that_fails_leaves_the_learners_file(course, monkeypatch):
     def fail(notebook, target):
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr("minipaged.course.build.run_and_write", fail)
+    monkeypatch.setattr("coursekit.publish.build.run_and_write", fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         cli.main(["exercises", "reset", "04"])
     assert (course / EXERCISE).read_bytes() == mine

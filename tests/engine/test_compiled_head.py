@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
-from minipaged.attention.cpu_kernel import CpuKernels
+from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.kernels import CpuKernels
 from minipaged.engine.greedy import BadLogitsError
 from minipaged.engine.runner import ModelRunner
-from minipaged.model.compiled import use_compiled_kernels
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import random_llama
-from tests.model.test_compiled import WIDE
+from tests.cpu.test_compiled import WIDE
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"

@@ -13,11 +13,11 @@ from minipaged.attention.backend import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig
+from minipaged.cpu.accelerate import use_compiled_kernels
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import CompletionOutput
 from minipaged.engine.sampling_params import SamplingParams
 from minipaged.memory import KVSpec
-from minipaged.model.compiled import use_compiled_kernels
 from minipaged.model.llama import LlamaModel
 from minipaged.model.tiny import TINY, random_llama
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jupytext
 
-from minipaged.course.exercise_build import without_solution
-from minipaged.course.grading.grade import TaskResult, grade_answer
-from minipaged.course.grading.tasks import TASKS
+from coursekit.grading.grade import TaskResult, grade_answer
+from coursekit.grading.tasks import TASKS
+from coursekit.publish.exercise_build import without_solution
 
 SOURCES = Path(__file__).parent.parent.parent / "solutions" / "src"
 

@@ -4,8 +4,8 @@ import nbformat
 import pytest
 from nbgrader.preprocessors import CheckCellMetadata, ClearSolutions, LockCells
 
-from minipaged.course import build, exercise_build
-from minipaged.course.grading.tasks import TASKS
+from coursekit.grading.tasks import TASKS
+from coursekit.publish import build, exercise_build
 
 SOURCE = '''# %% [markdown]
 # # 04 · Exercise: counting

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
-from minipaged.course.grading import gradebook
-from minipaged.course.grading.grade import grade_answer
-from minipaged.course.grading.learner import Learner
-from minipaged.course.grading.notebook import answers, read_notebook, tasks_of
-from minipaged.course.grading.task import Task
-from minipaged.course.grading.tasks import TASKS
+from coursekit.grading import gradebook
+from coursekit.grading.grade import grade_answer
+from coursekit.grading.learner import Learner
+from coursekit.grading.notebook import answers, read_notebook, tasks_of
+from coursekit.grading.task import Task
+from coursekit.grading.tasks import TASKS
 
 NAME = "04_block_table"
 SOLUTION = ROOT / "solutions" / NAME / f"{NAME}.ipynb"
@@ -115,7 +115,7 @@ def test_a_copied_or_edited_test_cell_changes_no_mark(tmp_path):
     assert [(item.points, item.max_points) for item in items] == [(0, 3), (4, 4)]
 
 
-GIVEN = ("minipaged.course.given", "minipaged.course.grading", "minipaged.course.lesson")
+GIVEN = ("coursekit.given", "coursekit.grading", "coursekit.lesson")
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
@@ -123,5 +123,5 @@ def test_an_answer_finds_no_part_of_the_engine_loaded(task: Task):
     """What an exercise asks for must not lie in sys.modules, brought there by what is given."""
     look = "import sys\nloaded = sorted(name for name in sys.modules if name.startswith('minipaged.'))"
     with Learner({"look": look}, preamble=task.preamble) as learner:
-        loaded = [name for name in learner.loaded if name != "minipaged.course"]
+        loaded = [name for name in learner.loaded if name != "coursekit"]
     assert [name for name in loaded if not name.startswith(GIVEN)] == []

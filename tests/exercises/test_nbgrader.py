@@ -9,12 +9,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from checkout import ROOT
 from nbgrader.api import Gradebook
-from repository import ROOT
 
-from minipaged.course.exercise_build import handed_out_notebook
-from minipaged.course.grading import gradebook, notebook
-from minipaged.course.grading.nbgrader_plugin import well_formed
+from coursekit.grading import gradebook, notebook
+from coursekit.grading.nbgrader_plugin import well_formed
+from coursekit.publish.exercise_build import handed_out_notebook
 
 NAME = "04_block_table"
 ANSWERS = ("allocator", "block_table")

@@ -7,12 +7,12 @@ import subprocess
 
 import nbformat
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
-from minipaged.course import build, exercise_build, home
-from minipaged.course.exercise_text import task_texts
-from minipaged.course.grading.notebook import CHECK
-from minipaged.course.grading.tasks import TASKS
+from coursekit.grading.notebook import CHECK
+from coursekit.grading.tasks import TASKS
+from coursekit.publish import build, exercise_build, home
+from coursekit.publish.exercise_text import task_texts
 
 SOURCES = build.find_sources(ROOT / exercise_build.FOLDER)
 MOST_LINES = 25  # of a cell that is no answer

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from repository import ROOT
+from checkout import ROOT
 
 from minipaged.jobs.batch import JobError, run_job
 from minipaged.jobs.worker import serve_here

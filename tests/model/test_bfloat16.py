@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 import torch
-from repository import ROOT
+from checkout import ROOT
 
-from minipaged.model.compiled import prepare_for_cpu
+from minipaged.cpu.accelerate import prepare_for_cpu
 from minipaged.model.loading import load_model
 from tests.model.hf_reference import NAME, model_is_installed, smollm2
 from tests.model.model_files import logits_of

@@ -1,0 +1,25 @@
+"""Start one exercise again: its notebook becomes what was handed out, and yours is kept beside it."""
+
+import argparse
+
+from minipaged.commands import CommandError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("number", metavar="NN", help="the exercise, as in 04")
+
+
+def run(args: argparse.Namespace) -> int:
+    from coursekit import exercises
+
+    try:
+        exercise = exercises.find_exercise(args.number)
+        if not exercise.source.is_file():
+            raise FileNotFoundError(f"{exercise.source} is not here; the exercise is built from it")
+    except FileNotFoundError as error:
+        raise CommandError(str(error)) from None
+    if exercises.is_as_handed_out(exercise):
+        raise CommandError(f"{exercise.path} is as it was handed out: nothing to reset")
+    backup = exercises.reset(exercise)
+    print(f"{exercise.path} is as it was handed out" + (f"; yours is now {backup}" if backup else ""))
+    return 0

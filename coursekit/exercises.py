@@ -1,0 +1,81 @@
+"""The learner's own exercises: where they are, and how one becomes again what was handed out."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("exercises")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise of the folder `exercises`, as in number "04", name "04_block_table"."""
+
+    name: str
+    folder: Path = FOLDER
+
+    @property
+    def number(self) -> str:
+        return self.name[:2]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name / f"{self.name}.ipynb"
+
+    @property
+    def source(self) -> Path:
+        return self.folder.parent / "solutions" / "src" / f"{self.name}.py"
+
+
+def find_exercises(folder: Path = FOLDER) -> list[Exercise]:
+    """Every exercise in `folder`, in order. FileNotFoundError when there is none."""
+    found = [Exercise(path.name, folder) for path in sorted(folder.glob("[0-9][0-9]_*")) if path.is_dir()]
+    if not found:
+        raise FileNotFoundError(
+            f"no {folder}/NN_name/NN_name.ipynb here: run this in the repository's folder"
+        )
+    return found
+
+
+def find_exercise(number: str, folder: Path = FOLDER) -> Exercise:
+    """The exercise "04", also named as "4" or "04_block_table". FileNotFoundError when there is none."""
+    exercises = find_exercises(folder)
+    for exercise in exercises:
+        if number in (exercise.number, exercise.number.lstrip("0"), exercise.name):
+            return exercise
+    known = ", ".join(exercise.number for exercise in exercises)
+    raise FileNotFoundError(f"there is no exercise {number!r}; there are {known}")
+
+
+def is_as_handed_out(exercise: Exercise) -> bool:
+    """Whether its cells are those that were handed out; what they have printed does not count."""
+    from coursekit.publish.build import compare_cells
+    from coursekit.publish.exercise_build import handed_out_notebook
+
+    return compare_cells(handed_out_notebook(exercise.source), exercise.path) is None
+
+
+def reset(exercise: Exercise) -> Path | None:
+    """Build the exercise again as it was handed out; returns where the file of the learner went, if any."""
+    from coursekit.publish.build import run_and_write
+    from coursekit.publish.exercise_build import handed_out_notebook
+
+    notebook = handed_out_notebook(exercise.source)
+    if not exercise.path.exists():
+        run_and_write(notebook, exercise.path)
+        return None
+    backup = next_backup(exercise)
+    exercise.path.rename(backup)
+    try:
+        run_and_write(notebook, exercise.path)
+    except BaseException:
+        backup.replace(exercise.path)
+        raise
+    return backup
+
+
+def next_backup(exercise: Exercise) -> Path:
+    """A name beside the exercise's that no earlier backup has."""
+    taken = [re.fullmatch(r".*\.backup-(\d+)", path.stem) for path in exercise.path.parent.glob("*.ipynb")]
+    last = max((int(match[1]) for match in taken if match), default=0)
+    return exercise.path.with_name(f"{exercise.name}.backup-{last + 1}.ipynb")

@@ -1,0 +1,145 @@
+"""A class's submissions, marked: one item for each learner and task.
+
+Every item starts as failed, with a reason, and passes only when its own task's result says so. Nothing in a
+submission stops the marking of the others. The names of learners' folders are data, as what is in them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from coursekit.grading.grade import TaskResult
+from coursekit.grading.notebook import grade_file, tasks_of
+
+NOT_HANDED_IN = "not handed in"
+
+
+@dataclass(frozen=True)
+class Item:
+    """The mark of one learner for one task. As made it is failed; see `marked`."""
+
+    student: str
+    exercise: str  # as in "04_block_table"
+    task: str
+    max_points: int
+    reason: str
+    points: int = 0
+    verdict: str = "failed"
+    text: str = ""  # what the checks say
+
+    def marked(self, result: TaskResult) -> "Item":
+        """This item with the result of its own task."""
+        if result.task.name != self.task:
+            raise ValueError(f"a result of {result.task.name} for the item {self.task}")
+        points = self.max_points if result.passed else 0
+        return replace(self, verdict=result.verdict, points=points, reason=result.reason, text=result.text())
+
+
+@dataclass
+class Marks:
+    """All items of one learner, and what there is to say about their folder."""
+
+    student: str
+    items: list[Item] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def points(self) -> int:
+        return sum(item.points for item in self.items)
+
+    @property
+    def max_points(self) -> int:
+        return sum(item.max_points for item in self.items)
+
+
+@dataclass
+class Submission:
+    """What one learner handed in: the file of each exercise, and what is left out and why."""
+
+    folder: Path
+    files: dict[str, Path] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # exercise -> why its file is not opened
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def student(self) -> str:
+        return self.folder.name
+
+
+def find_submissions(folder: Path, names: Sequence[str]) -> list[Submission]:
+    """One submission for each folder in `folder`, by name; `names` are those of the exercises.
+
+    FOLDER/STUDENT/NAME/NAME.ipynb, as nbgrader has it, or FOLDER/STUDENT/NAME.ipynb. FileNotFoundError when
+    `folder` does not exist or holds no submission at all.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder")
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
+    students = [path for path in folders if not path.name.startswith(".")]
+    submissions = [find_files(student, names) for student in students]
+    if not any(submission.files or submission.refused for submission in submissions):
+        example = f"{folder}/STUDENT/{names[0]}/{names[0]}.ipynb"
+        raise FileNotFoundError(f"{folder} holds no submission; one looks like {example}")
+    return submissions
+
+
+def find_files(student: Path, names: Sequence[str]) -> Submission:
+    """The files of one learner. Links are not followed: they could lead to somebody else's answers."""
+    found = Submission(student)
+    if student.is_symlink():
+        found.refused = dict.fromkeys(names, "the folder is a link")
+        return found
+    used = set()
+    for name in names:
+        nested, plain = student / name / f"{name}.ipynb", student / f"{name}.ipynb"
+        there = [path for path in (nested, plain) if os.path.lexists(path)]
+        if not there:
+            continue
+        used |= set(there)
+        if len(there) == 2:
+            found.notes.append(f"{name}.ipynb is there twice; graded was the one in the folder {name}")
+        if there[0].parent.is_symlink() or there[0].is_symlink():
+            found.refused[name] = "the file is a link" if there[0].is_symlink() else "the folder is a link"
+        else:
+            found.files[name] = there[0]
+    others = [path for path in notebooks_in(student) if path not in used]
+    found.notes += [f"not graded, its name is no exercise's: {path.relative_to(student)}" for path in others]
+    return found
+
+
+def notebooks_in(student: Path) -> list[Path]:
+    """Every notebook in a learner's folder and the folders in it, one level deep."""
+    return sorted(path for depth in ("*.ipynb", "[0-9]*/*.ipynb") for path in student.glob(depth))
+
+
+def grade_class(
+    submissions: Sequence[Submission], names: Sequence[str], done: Callable[[int], object]
+) -> Iterator[Marks]:
+    """Mark one learner after the other for the exercises in `names`; calls `done(1)` after each item."""
+    for submission in submissions:
+        marks = Marks(submission.student, notes=list(submission.notes))
+        for name in names:
+            for item in grade_exercise(submission, name):
+                marks.items.append(item)
+                done(1)
+        yield marks
+
+
+def handed_in(submissions: Sequence[Submission], names: Sequence[str]) -> list[str]:
+    """The exercises that at least one learner handed in: everybody is marked for these."""
+    real = [submission for submission in submissions if not submission.folder.is_symlink()] or submissions
+    return [name for name in names if any(name in s.files or name in s.refused for s in real)]
+
+
+def grade_exercise(submission: Submission, name: str) -> Iterator[Item]:
+    """An item for each task of the exercise `name`, in their order."""
+    tasks = tasks_of(name[:2])
+    items = [Item(submission.student, name, task.name, task.points, "no result") for task in tasks]
+    if name in submission.refused:
+        yield from (replace(item, reason=submission.refused[name]) for item in items)
+    elif name not in submission.files:
+        yield from (replace(item, verdict=NOT_HANDED_IN, reason="no file") for item in items)
+    else:
+        results = grade_file(submission.files[name], name[:2])
+        yield from (item.marked(result) for item, result in zip(items, results, strict=True))

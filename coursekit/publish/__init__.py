@@ -1,0 +1,1 @@
+"""What turns the text sources into notebooks, translations and documents. Nothing that a lesson imports."""

@@ -1,0 +1,41 @@
+// What the kernels of a layer are called with. abi.py has the same structures in the same order.
+#pragma once
+#include "lanes.h"
+
+// decode.cpp: sequences with one query token each.
+template <typename T> struct Decodes {
+    const T *query, *keys, *values;       // query: row r begins at r * query_stride; cache: [slots, kv_heads, size]
+    T* out;                               // [num_tokens, heads, size]
+    const int64_t* seqs;                  // [num_seqs]: the sequences to serve
+    const int32_t *rows, *lens, *tables;  // sequence i: query in row rows[i], lens[i] >= 1 keys, blocks in row i
+    int64_t num_seqs, table_stride, block_size, query_stride, heads, kv_heads, size;
+    int64_t kv_together;  // KV heads a thread takes at once: all of them reads the cache in order, one spreads more
+    float scale;
+};
+
+// prefill.cpp: sequences with several. A task is some tokens of one: query rows first to end - 1, of which the
+// first sees `keys` keys.
+struct Task { int32_t seq, first, end, keys; };
+template <typename T> struct Prompts {
+    const T *query, *keys, *values;  // as above
+    T* out;
+    const Task* tasks;
+    const int32_t* tables;           // blocks of sequence i in row i
+    int64_t num_tasks, table_stride, block_size, query_stride, heads, kv_heads, size;
+    float scale;
+};
+
+// linear.cpp: rows times a weight, and what is done with the sums while they are in registers.
+enum After { ROUND, KEEP_FLOAT32, ADD, GATE, LARGEST };
+template <typename T> struct Product {
+    const T *x, *norm;       // [rows, depth]; weight of the RMSNorm that the rows go through first, or null
+    const uint32_t* weight;  // [panels, words, WIDTH], see tile.h
+    void* out;               // [rows, columns]; float32 of KEEP_FLOAT32; half as many of GATE; int64 [rows] of LARGEST
+    int64_t rows, words, panels;
+    float eps;               // of the norm
+    int32_t after;           // ADD: to what is in out. GATE: a panel has 16 gates and their 16 ups, silu(gate) * up
+};
+
+template <typename T> void decode(const Decodes<T>& b);
+template <typename T> void prefill(const Prompts<T>& b);
+template <typename T> void product(const Product<T>& p);

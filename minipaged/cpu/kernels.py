@@ -1,0 +1,150 @@
+"""Calls the C++ kernels of `kernels/*_cpu.cpp` with torch's tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char_p, c_int64
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minipaged.cpu import build
+from minipaged.cpu.abi import (
+    LANES,
+    LARGEST_HEAD,
+    NAMES,
+    DecodeStep,
+    Functions,
+    Layers,
+    PrefillStep,
+    Product,
+)
+
+if TYPE_CHECKING:
+    from minipaged.cache.storage import LayerKV
+
+
+class CpuKernels:
+    """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._decode, self._prefill, self._product, self._layers = {}, {}, {}, {}
+        self._norm, self._turn, self._store = {}, {}, {}
+        for dtype, name in NAMES.items():
+            functions = Functions.in_dll(library, f"functions_{name}")
+            self._decode[dtype] = getattr(library, f"decode_{name}")
+            self._prefill[dtype] = getattr(library, f"prefill_{name}")
+            self._product[dtype] = getattr(library, f"product_{name}")
+            self._layers[dtype] = getattr(library, f"layers_{name}")
+            self._layers[dtype].restype = c_int64
+            self._norm[dtype], self._turn[dtype] = functions.norm, functions.turn
+            self._store[dtype] = functions.store
+        self._fast = (c_char_p.in_dll(library, "fast_products").value or b"").decode().split()
+
+    def decode(self, output: Tensor, query: Tensor, layer: LayerKV, step: DecodeStep, scale: float) -> None:
+        """Fill the rows of `output` that belong to the sequences of `step`; the others are left alone.
+
+        query, output: [num_tokens, num_query_heads, head_size], output contiguous, heads of query dense.
+        """
+        step.point_at(output, query, layer, scale)
+        self._decode[query.dtype](ctypes.byref(step.arguments))
+
+    def prefill(self, output: Tensor, query: Tensor, layer: LayerKV, step: PrefillStep, scale: float) -> None:
+        """As `decode`, for the sequences of `step` with several query tokens each."""
+        step.point_at(output, query, layer, scale)
+        self._prefill[query.dtype](ctypes.byref(step.arguments))
+
+    def write_kv(self, layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Store a row per token. Raises IndexError for slots behind the cache.
+
+        key, value: [num_tokens, num_kv_heads, head_size], views of rows of one stride, heads dense.
+        """
+        num_slots = layer.key.shape[0] * layer.key.shape[1]
+        behind = self._store[key.dtype](
+            key.data_ptr(), value.data_ptr(), slots.data_ptr(), layer.key.data_ptr(), layer.value.data_ptr(),
+            num_slots, slots.shape[0], key.stride(0), key.shape[1] * key.shape[2],
+        )  # fmt: skip
+        require_inside(behind, len(slots), num_slots)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x, result: [rows, size], contiguous; size a multiple of `LANES`."""
+        out = torch.empty_like(x)
+        self._norm[x.dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps)
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turn the heads of x, [T, heads, D], in place; cos, sin: [T, 1, D / 2], a multiple of `LANES`."""
+        self._turn[x.dtype](
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.shape[0], x.stride(0), x.shape[1], cos.shape[2]
+        )
+        return x
+
+    def multiplies_fast(self, dtype: torch.dtype) -> bool:
+        """Whether `product` beats torch's on this processor."""
+        return NAMES.get(dtype) in self._fast
+
+    def product(self, x: Tensor, weight: Product, out: Tensor) -> None:
+        """out = x · weightᵀ and what follows. x, out: [rows, columns], contiguous; LARGEST: int64 [rows]."""
+        weight.x, weight.out, weight.rows = x.data_ptr(), out.data_ptr(), x.shape[0]
+        self._product[x.dtype](ctypes.byref(weight))
+
+    def run_layers(self, step: Layers, dtype: torch.dtype) -> None:
+        """All layers of a model. Raises IndexError for slots behind the cache."""
+        require_inside(self._layers[dtype](ctypes.byref(step)), step.rows, step.num_slots)
+
+
+def require_inside(behind: int, count: int, num_slots: int) -> None:
+    """Raise IndexError if some of the slots of a step, `behind` of `count`, lie behind the cache."""
+    if behind:
+        raise IndexError(f"{behind} of {count} slots lie behind the {num_slots} slots of the cache")
+
+
+def can_decode(query: Tensor, layer: LayerKV) -> bool:
+    """Whether the kernel reads these: on the CPU, one dtype, not quantised, a head size it has lanes for."""
+    size = query.shape[2]
+    return (
+        layer.key.dtype == query.dtype
+        and query.dtype in NAMES
+        and query.device.type == "cpu"
+        and size % LANES == 0
+        and size <= LARGEST_HEAD
+        and query.stride()[1:] == (size, 1)
+        and layer.key.is_contiguous()
+        and layer.value.is_contiguous()
+    )
+
+
+def can_prefill(query: Tensor, layer: LayerKV, kernels: CpuKernels) -> bool:
+    """Whether the kernel reads these and beats torch: its time goes into products."""
+    return (
+        query.shape[2] % (2 * LANES) == 0
+        and kernels.multiplies_fast(query.dtype)
+        and can_decode(query, layer)
+    )
+
+
+def can_write(layer: LayerKV, key: Tensor, value: Tensor, slots: Tensor) -> bool:
+    """Whether the kernel copies these rows into this cache as they are; of wrong ones torch says what is."""
+    return (
+        slots.dtype == torch.int64
+        and slots.shape == key.shape[:1]
+        and slots.is_contiguous()
+        and layer.key.dtype == key.dtype == value.dtype
+        and key.dtype in NAMES
+        and key.device.type == "cpu"
+        and key.shape == value.shape
+        and key.shape[1:] == layer.key.shape[2:]
+        and key.stride() == value.stride()
+        and key.stride()[1:] == (key.shape[2], 1)
+        and layer.key.is_contiguous()
+        and layer.value.is_contiguous()
+    )
+
+
+@cache
+def load() -> CpuKernels | None:
+    """The kernels, built now if need be; None, with one warning, where they cannot be."""
+    library = build.load()
+    return None if library is None else CpuKernels(library)

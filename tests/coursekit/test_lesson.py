@@ -1,0 +1,51 @@
+import pytest
+
+from coursekit import lesson
+from minipaged.memory import KVSpec, blocks_for
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What a lesson would print, thin spaces as plain ones."""
+    texts = []
+    monkeypatch.setattr(
+        lesson, "display", lambda shown: texts.append(shown.data.replace(lesson.THIN_SPACE, " "))
+    )
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("guess", "words"),
+    [
+        (None, "It is **23 040 bytes**. You wrote no guess."),
+        (23040, "It is **23 040 bytes**. Your guess was exactly that."),
+        (46080, "It is **23 040 bytes**. Your guess of 46 080 was 2 times too high."),
+        (2304, "It is **23 040 bytes**. Your guess of 2 304 was 10 times too low."),
+        (0, "It is **23 040 bytes**. Your guess was 0."),
+    ],
+)
+def test_a_guess_is_put_beside_the_measurement(said, guess, words):
+    lesson.compare(guess, 23040, "bytes")
+    assert said == [words]
+
+
+def test_a_table_formats_its_numbers(said):
+    lesson.table(["what", "bytes"], [["key", 1536], ["share", 0.5]])
+    assert said == ["| what | bytes |\n|:--|--:|\n| key | 1 536 |\n| share | 0.50 |"]
+
+
+def test_source_is_shown_under_its_file(said):
+    lesson.show_source(blocks_for, KVSpec.bytes_per_token, lesson.number)
+    assert [text.splitlines()[0] for text in said] == [
+        "`minipaged/memory.py`",
+        "`coursekit/lesson.py`",
+    ]
+    assert "def blocks_for(" in said[0] and "\n\n@property\ndef bytes_per_token(self)" in said[0]
+
+
+def test_prose_in_a_cell_may_be_indented(said):
+    lesson.say("""
+        One line,
+        and another.
+    """)
+    assert said == ["One line,\nand another."]

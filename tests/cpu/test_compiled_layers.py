@@ -1,0 +1,144 @@
+"""All layers in one call give what they give one by one, which they are where something is special."""
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.reference import ReferenceBackend
+from minipaged.attention.torch_backend import TorchBackend
+from minipaged.cache.storage import KVStorage
+from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.kernels import CpuKernels
+from minipaged.memory import KVSpec
+from minipaged.model.llama import LlamaModel
+from minipaged.model.tiny import random_llama
+from tests.attention.paged import poison
+from tests.cpu.test_compiled import WIDE
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+)
+BLOCKS = [[6, 1, 4, 9], [0, 3, 8], [5], [2, 7]]
+SIZE = 4  # of a block
+# Sequences with several query tokens and with one; and only with one.
+STEPS = {"mixed": ([5, 1, 1, 2], [13, 9, 3, 7]), "decodes": ([1, 1, 1, 1], [14, 10, 4, 8])}
+
+
+class Asked(TorchBackend):
+    """Not quite `TorchBackend`: nobody may know what it does in its place."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each call that runs all layers, on any processor."""
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
+    run, seen = CpuKernels.run_layers, []
+
+    def counted(self: CpuKernels, step: Any, dtype: torch.dtype) -> None:
+        seen.append(step.rows)
+        run(self, step, dtype)
+
+    monkeypatch.setattr(CpuKernels, "run_layers", counted)
+    return seen
+
+
+def compiled(dtype: torch.dtype = torch.float32) -> LlamaModel:
+    model = random_llama(WIDE, dtype=dtype)
+    assert use_compiled_kernels(model)
+    return model
+
+
+def storage_of(dtype: torch.dtype, num_blocks: int = 10) -> KVStorage:
+    storage = KVStorage(KVSpec.from_model(WIDE, dtype), num_blocks, SIZE)
+    poison(storage)
+    return storage
+
+
+def run_all(model: LlamaModel, backend: Any, storage: KVStorage) -> list[torch.Tensor]:
+    """The hidden states of the whole prompts, then of each of `STEPS`."""
+    lengths = [8, 8, 2, 5]
+    steps = [(lengths, lengths), *STEPS.values()]
+    batches = [AttentionBatch.build(BLOCKS, *step, SIZE) for step in steps]
+    return [model(100 + torch.arange(b.num_tokens), b, storage, backend) for b in batches]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_one_call_changes_no_bit_of_the_result(calls: list[int], dtype: torch.dtype, threads: int):
+    model, before = compiled(dtype), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        at_once, one_by_one = storage_of(dtype), storage_of(dtype)
+        ours, expected = run_all(model, TorchBackend(), at_once), run_all(model, Asked(), one_by_one)
+    finally:
+        torch.set_num_threads(before)
+    assert calls == [23, 9, 4]
+    assert all(map(torch.equal, ours, expected))
+    for mine, theirs in zip(at_once.tensors, one_by_one.tensors, strict=True):
+        assert torch.equal(mine.nan_to_num(9.0), theirs.nan_to_num(9.0))
+
+
+def watched() -> TorchBackend:
+    backend = TorchBackend()
+    backend.write_kv = backend.write_kv  # type: ignore[method-assign]
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("make", "kv_dtype"),
+    [
+        (Asked, torch.float32),
+        (watched, torch.float32),
+        (ReferenceBackend, torch.float32),
+        (lambda: TorchBackend(compiled=False), torch.float32),
+        (TorchBackend, torch.float16),
+        (TorchBackend, torch.int8),
+    ],
+    ids=["subclass", "watched", "reference", "without kernels", "other dtype", "int8"],
+)
+def test_what_is_special_is_asked_layer_by_layer(
+    calls: list[int], make: Callable[[], Any], kv_dtype: torch.dtype
+):
+    ours = run_all(compiled(), make(), storage_of(kv_dtype))
+    plain = run_all(random_llama(WIDE), ReferenceBackend(), storage_of(kv_dtype))
+    assert not calls
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert (mine - theirs).norm() <= 1e-4 * theirs.norm()
+
+
+def test_rows_that_see_no_key_do_not_read_garbage(calls: list[int]):
+    model = compiled()
+    batch = AttentionBatch.build(BLOCKS[:2], [0, 3], [0, 3], SIZE)
+    padded = AttentionBatch(
+        torch.tensor([0, 1, 4], dtype=torch.int32),  # a row of padding before the real ones
+        batch.context_lens,
+        batch.block_tables,
+        torch.cat([torch.tensor([-1]), batch.slot_mapping]),
+        torch.cat([torch.tensor([0]), batch.positions]),
+        SIZE,
+        3,
+        3,
+    )
+    ids = torch.tensor([7, 8, 9, 10])
+    ours = model(ids, padded, storage_of(torch.float32), TorchBackend())
+    alone = model(ids[1:], batch, storage_of(torch.float32), TorchBackend())
+    assert calls == [4, 3]
+    assert ours.isfinite().all() and torch.equal(ours[1:], alone)
+
+
+def test_slots_behind_the_cache_are_refused(calls: list[int]):
+    batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
+    with pytest.raises(IndexError, match="2 of 4 slots lie behind the 32 slots of the cache"):
+        compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), TorchBackend())
+    assert calls == [4]
+
+
+def test_what_does_not_fit_together_is_refused_with_both_numbers(calls: list[int]):
+    batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], 2 * SIZE)
+    with pytest.raises(ValueError, match="the batch's block size is 8, the cache's 4"):
+        compiled()(torch.arange(4), batch, storage_of(torch.float32), TorchBackend())
+    assert not calls

@@ -1,0 +1,83 @@
+"""The C++ kernels are built once, and missed without harm where they cannot be built."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from minipaged.cpu import build
+from minipaged.cpu import kernels as cpu_kernels
+from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.model.tiny import random_llama
+from tests.attention.paged import dense_attention, make_problem, relative_error, run_torch
+from tests.cpu.test_compiled import WIDE
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+)
+
+
+@pytest.fixture
+def fresh_load(monkeypatch, tmp_path):
+    """`load` as on a machine that has built nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for function in (build.load, cpu_kernels.load):
+        function.cache_clear()
+    yield tmp_path
+    for function in (build.load, cpu_kernels.load):
+        function.cache_clear()
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_then_found(fresh_load, monkeypatch):
+    assert build.load() is not None
+    (library,) = (fresh_load / "minipaged").iterdir()  # and no temporary folder is left
+    build.load.cache_clear()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build.load() is not None
+    assert library.exists()
+
+
+@needs_compiler
+def test_a_change_of_any_source_compiles_again(fresh_load, monkeypatch):
+    build.load()
+    header = fresh_load / build.HEADERS[0].name
+    header.write_text(build.HEADERS[0].read_text() + "// changed\n")
+    monkeypatch.setattr(build, "HEADERS", (header, *build.HEADERS[1:]))
+    build.load.cache_clear()
+    build.load()
+    assert len(list((fresh_load / "minipaged").iterdir())) == 2
+
+
+def test_without_a_compiler_torch_serves_and_one_line_says_so(fresh_load, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
+        problem = make_problem([5, 9])
+    assert len(caught) == 1
+    assert not use_compiled_kernels(random_llama(WIDE))
+    for _ in range(2):
+        assert relative_error(run_torch(problem), dense_attention(problem)) <= 1e-5
+
+
+def test_a_compiler_that_fails_is_missed_without_harm(fresh_load, monkeypatch):
+    broken = Path(fresh_load) / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such header' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.warns(UserWarning, match="no such header"):
+        assert build.load() is None
+    assert list((fresh_load / "minipaged").iterdir()) == []
+
+
+@needs_compiler
+def test_a_user_without_a_home_is_served_by_torch(fresh_load, monkeypatch):
+    """As in a container that runs under a number which no password file knows."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(build.Path, "home", no_home)
+    with pytest.warns(UserWarning, match="home directory"):
+        assert build.load() is None

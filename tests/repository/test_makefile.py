@@ -1,0 +1,80 @@
+"""The Makefile has the commands that the documents name, and `setup` does its work once."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from checkout import ROOT, tracked_files
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make as from a fresh shell, also when these tests were started by `make unit JOBS=1`."""
+    passed_on = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "PYTHON", "TORCH_INDEX", "ARGS", "JOBS"}
+    environment = {name: value for name, value in os.environ.items() if name not in passed_on}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def targets() -> set[str]:
+    """The targets that `make help` shows."""
+    return set(re.findall(r"^  make (\S+)", make("help").stdout, re.MULTILINE))
+
+
+def test_help_lists_every_phony_target():
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets() == set(phony.split())
+
+
+def test_commands_in_the_documents_exist():
+    documents = [file for file in tracked_files() if file.suffix in {".md", ".yml"} or file.name == "run"]
+    named = {}
+    for document in documents:
+        for line in re.findall(
+            r"(?:^|`|\$ |&& |step )make ([a-z]+(?: [a-z]+)*)", document.read_text(), re.MULTILINE
+        ):
+            for word in line.split():
+                named[word] = document.name
+    assert "demo" in named and "test" in named
+    assert {word: where for word, where in named.items() if word not in targets()} == {}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site", "browser"],
+)
+def test_every_command_sets_up_first(target):
+    done = make("--dry-run", target)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.index("scripts/setup_env.py")
+    rest = done.stdout[first:]
+    assert ".venv/bin/" in rest
+    assert ".venv/bin/" not in done.stdout[:first]
+
+
+def test_test_runs_unit_tests_and_notebooks_each_file_in_one_process():
+    planned = make("--dry-run", "test").stdout
+    assert "pytest -n 2 tests" in planned
+    if list(ROOT.glob("notebooks/*.ipynb")):
+        assert "--nbval" in planned
+        assert "--dist=loadfile" in planned
+
+
+def test_exercises_that_somebody_may_be_solving_are_run_again_in_ci_only():
+    assert make("--dry-run", "notebooks", "CI=true").stdout.rstrip().endswith("notebooks solutions exercises")
+    assert make("--dry-run", "notebooks", "CI=").stdout.rstrip().endswith("notebooks solutions")
+
+
+def test_arguments_and_torch_index_are_passed_on():
+    planned = make("--dry-run", "demo", "ARGS=--quick", "TORCH_INDEX=https://example.org/whl").stdout
+    assert '--torch-index "https://example.org/whl"' in planned
+    assert "minipaged demo --quick" in planned
+
+
+def test_no_suitable_python_is_one_sentence_with_the_way_out():
+    done = make("setup", "PYTHON=")
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "make setup PYTHON=" in done.stderr

@@ -1,0 +1,234 @@
+"""What holds for every lesson, read from its stored notebook. Running them again is nbval's part."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from coursekit.publish import build, home, translate
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SHAPE = [
+    "The question",
+    "Your prediction",
+    "Measure",
+    "The picture",
+    "Why",
+    "The code as it stands",
+    "What must hold",
+    "Find the bug",
+    "Check yourself",
+    "Summary",
+]
+MOST_LINES = 25
+MOST_COLUMNS = 100
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def prose(path):
+    return "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+lessons = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def test_there_are_lessons():
+    assert [path.name[:2] for path in NOTEBOOKS][:1] == ["00"]
+
+
+def test_notebooks_and_sources_agree():
+    sources = build.find_sources(FOLDER, [])
+    assert [text for source in sources if (text := build.difference(source))] == []
+    assert build.orphans(FOLDER) == []
+
+
+def test_translations_are_those_of_the_stored_lessons():
+    """Else run `make build`: nothing is executed again for them."""
+    for path in sorted((FOLDER / "src").glob("*/*.md")):
+        notebook, _ = translate.translate(path)
+        assert notebook == read(FOLDER / path.parent.name / f"{path.stem}.ipynb")
+
+
+@lessons
+def test_every_code_cell_was_executed_in_order(path):
+    """nbval passes a notebook whose outputs were stripped; this does not."""
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+
+
+@lessons
+def test_cells_that_print_have_stored_what_they_print(path):
+    speaking = re.compile(r"^\s*(print|show|say|table|compare|show_source)\(", re.MULTILINE)
+    silent = [
+        cell.source
+        for cell in code_cells(path)
+        if speaking.search(top_level(cell.source)) and not cell.outputs
+    ]
+    assert silent == []
+
+
+def top_level(source):
+    """The statements of a cell that run when it runs: definitions left out."""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            for number in range(node.lineno - 1, node.end_lineno):
+                lines[number] = ""
+    return "\n".join(lines)
+
+
+@lessons
+def test_no_cell_failed_and_none_warned(path):
+    bad = [
+        output
+        for cell in code_cells(path)
+        for output in cell.outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+    assert bad == []
+
+
+@lessons
+def test_no_widget_state_is_stored_and_widgets_have_a_picture(path):
+    assert "widgets" not in read(path).metadata
+    for cell in code_cells(path):
+        assert not any(build.WIDGET_VIEW in output.get("data", {}) for output in cell.outputs)
+        if re.search(r"^(Explorable|Stepper)\(", cell.source, re.MULTILINE):
+            assert any("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
+@lessons
+def test_nothing_of_the_machine_is_stored(path):
+    text = path.read_text()
+    assert not re.search(r"/(home|root|tmp|work|Users)/\w", text)
+    assert "version" not in read(path).metadata.language_info
+
+
+@lessons
+def test_code_cells_fit_a_screen(path):
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        assert len(lines) <= MOST_LINES, cell.source
+        assert max(map(len, lines), default=0) <= MOST_COLUMNS, cell.source
+
+
+@lessons
+def test_a_lesson_has_the_shape_of_a_lesson(path):
+    headings = re.findall(r"^## (.+)$", prose(path), re.MULTILINE)
+    assert [heading for heading in headings if heading in SHAPE] == SHAPE
+    assert re.match(rf"# {path.name[:2]} · \w", prose(path)), "the title has the number of the lesson"
+    assert prose(path).count("<details>") == prose(path).count("</details>") >= 4, (
+        "questions have folded answers"
+    )
+    assert "### Sources" in prose(path)
+
+
+@lessons
+def test_a_lesson_has_a_figure_in_words_too(path):
+    outputs = [output for cell in code_cells(path) for output in cell.outputs]
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert figures
+    assert all(figure.data["text/plain"].startswith("[") for figure in figures)
+
+
+@lessons
+def test_a_lesson_is_neither_a_page_nor_a_book(path):
+    least = 15 if path.name.startswith("00") else 30
+    cells = [cell for cell in read(path).cells if not cell.id.endswith("-home")]
+    assert least <= len(cells) <= 65
+
+
+@lessons
+def test_predictions_are_left_to_the_reader(path):
+    """A guess is None as handed out, and is compared with the answer further down."""
+    guesses = [
+        name for cell in code_cells(path) for name in re.findall(r"^(my_\w+) = None", cell.source, re.M)
+    ]
+    assert guesses
+    code = "\n".join(cell.source for cell in code_cells(path))
+    assert [name for name in guesses if f"compare({name}," not in code] == []
+
+
+@lessons
+def test_a_lesson_asserts_what_it_says(path):
+    assert sum(cell.source.count("assert ") for cell in code_cells(path)) >= 5
+
+
+@lessons
+def test_a_lesson_installs_only_what_it_was_opened_from(path):
+    """Code fetched from a fixed address would be whatever is found there; the first cell has none."""
+    first, *others = [cell.source for cell in code_cells(path)]
+    assert first == home.FIRST_CELL.read_text().rstrip()
+    assert home.declared_repository() not in first
+    assert not re.search(r"pip\b|git\+", "\n".join(others))
+
+
+@lessons
+def test_the_cell_that_installs_is_folded_and_says_nothing_here(path):
+    first = code_cells(path)[0]
+    assert first.metadata.jupyter.source_hidden and first.metadata.cellView == "form"
+    assert first.outputs == []
+
+
+@lessons
+def test_a_badge_under_the_title_opens_the_lesson_in_colab(path):
+    address = f"/github/{home.declared_repository()}/blob/{home.BRANCH}/notebooks/{path.name})"
+    assert read(path).cells[0].source.splitlines()[2].endswith(address)
+
+
+def package_names():
+    """Every public function and class that a module of the package defines at its top; graders aside."""
+    names = set()
+    for path in (ROOT / "minipaged").rglob("*.py"):
+        if "grading" in path.parts:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                names.add(node.name)
+    return names - {"main", "run", "add_arguments"}
+
+
+@lessons
+def test_a_lesson_imports_what_the_package_has(path):
+    """Code that belongs to the engine is shown from its file; a copy in a lesson would drift."""
+    defined = {
+        node.name
+        for cell in code_cells(path)
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert defined & package_names() == set()
+
+
+@lessons
+def test_links_to_files_and_glossary_lead_somewhere(path):
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    anchors = {anchor_of(title) for title in re.findall(r"^#+ (.+)$", glossary, re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        assert (FOLDER / name).exists(), target
+        if name.endswith("glossary.md"):
+            assert anchor in anchors, target
+
+
+def anchor_of(title):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@lessons
+def test_a_lesson_links_terms_to_the_glossary(path):
+    assert "../docs/glossary.md#" in prose(path)
