@@ -17,11 +17,11 @@ from minipaged.cache.accounting import WasteReport
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import SamplingParams
 from minipaged.engine.sizing import parse_bytes
 from minipaged.engine.stats import StepRecord
 from minipaged.machine import busy_seconds
 from minipaged.model.loading import LoadedModel
+from minipaged.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

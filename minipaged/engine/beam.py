@@ -26,12 +26,12 @@ from torch import Tensor
 from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage, append_all, blocks_to_append_all
+from minipaged.core.runner import Model
 from minipaged.engine.detokenizer import TextTokenizer
 from minipaged.engine.greedy import find_largest
 from minipaged.engine.logprobs import most_likely
-from minipaged.engine.runner import Model
-from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.engine.sharing import Sharing
+from minipaged.sampling_params import BeamSearchParams
 
 PROMPT_CHUNK = 2048  # prompt tokens computed at once, which bounds the activations
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams(temperature=0, max_tokens=256)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from minipaged.core.request import Request
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.request import Request
 
 
 class Dispatcher:

@@ -18,21 +18,21 @@ from minipaged.attention.backend import AttentionBackend, get_backend
 from minipaged.cache import BlockPool, KVStorage, PrefixStats
 from minipaged.cache.swap import SwapSpace
 from minipaged.config import CacheConfig, EngineConfig
+from minipaged.core.kv_cache_manager import KVCacheManager
+from minipaged.core.request import Request, Sequence, Status
+from minipaged.core.runner import BatchBuilder, Model, ModelRunner
+from minipaged.core.sampler import SamplerOutput, sample
+from minipaged.core.scheduler import Scheduler
 from minipaged.engine.input_processor import InputProcessor
-from minipaged.engine.kv_cache_manager import KVCacheManager
+from minipaged.engine.output_processor import Reporter
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.preemption import swap_seconds_per_block
 from minipaged.engine.prompts import EngineTokenizer, Prompt
 from minipaged.engine.recovery import start_over
-from minipaged.engine.reporting import Reporter
-from minipaged.engine.request import Request, Sequence, Status
-from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
-from minipaged.engine.sampler import SamplerOutput, sample
-from minipaged.engine.sampling_params import SamplingParams
-from minipaged.engine.scheduler import Scheduler
 from minipaged.engine.stats import EngineStats, Recorder, StepRecord
 from minipaged.memory import KVSpec, blocks_for
+from minipaged.sampling_params import SamplingParams
 
 
 class Engine:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from minipaged.cache import BlockPool, BlockTable
 from minipaged.config import EngineConfig, ModelConfig
+from minipaged.core.request import Request
+from minipaged.core.request import Sequence as RequestSequence
+from minipaged.core.sampler import SamplingState
 from minipaged.engine.outputs import RequestMetrics
 from minipaged.engine.prompts import EngineTokenizer, Prompt, parse_prompt
-from minipaged.engine.request import Request
-from minipaged.engine.request import Sequence as RequestSequence
-from minipaged.engine.sampler import SamplingState
-from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
-from minipaged.engine.stop import OutputState
+from minipaged.engine.text import OutputState
 from minipaged.memory import blocks_for
+from minipaged.sampling_params import BeamSearchParams, SamplingParams
 
 
 class InputProcessor:

@@ -18,7 +18,6 @@ from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.prompts import Message, Prompt, as_conversations, as_prompts, one_for_each
-from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
 from minipaged.engine.sizing import (
     default_kv_memory,
     default_num_seqs,
@@ -34,6 +33,7 @@ from minipaged.engine.stats import EngineStats, StepRecord
 from minipaged.memory import KVSpec
 from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
+from minipaged.sampling_params import BeamSearchParams, SamplingParams
 
 
 class LLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minipaged.cache import BlockCopy
-from minipaged.engine.request import Request, Sequence
+from minipaged.core.request import Request, Sequence
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from minipaged.engine.detokenizer import TextTokenizer
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. A mapping may carry a "cache_salt": a

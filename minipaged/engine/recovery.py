@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from minipaged.cache import BlockTable
-from minipaged.engine.request import Request, Sequence, Status
-from minipaged.engine.scheduler import Scheduler
+from minipaged.core.request import Request, Sequence, Status
+from minipaged.core.scheduler import Scheduler
 
 
 def start_over(requests: Collection[Request], scheduler: Scheduler) -> list[Request]:

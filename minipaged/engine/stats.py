@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minipaged.cache import PrefixStats
 
 if TYPE_CHECKING:
+    from minipaged.core.scheduler import Scheduler
     from minipaged.engine.plan import StepPlan
-    from minipaged.engine.scheduler import Scheduler
 
 TRACE_LENGTH = 100_000  # steps kept; older ones are dropped
 

@@ -9,8 +9,8 @@ from typing import Any
 from minipaged.engine.greedy import BadLogitsError
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 from minipaged.jobs.lines import Task, failed
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Worker:

@@ -17,7 +17,7 @@ from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 PRIME = 65521  # below 2**16: every stored number and every product below 2**24 is exact in float32
 EOS = 0

@@ -12,10 +12,10 @@ from minipaged.cache import BlockPool, BlockTable, KVStorage
 from minipaged.config import ModelConfig
 from minipaged.engine.beam import BeamSearch, BeamSearchOutput, beam_score, beam_search
 from minipaged.engine.greedy import BadLogitsError
-from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.engine.sharing import blocks_saved
 from minipaged.memory import KVSpec
 from minipaged.model.tiny import random_llama
+from minipaged.sampling_params import BeamSearchParams
 from tests.engine.fake_tokenizers import ByteTokenizer
 
 EOS = 0

@@ -6,7 +6,7 @@ from fake_model import HashModel, alone, greedy, make_engine, poison, run, serve
 
 from minipaged.cache import hash_blocks
 from minipaged.engine.engine import Engine
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 FOUR = greedy(4, ignore_eos=True)
 

@@ -14,8 +14,8 @@ from minipaged.cache import hash_blocks, usable_hits
 from minipaged.engine.engine import Engine
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
 from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import SamplingParams
 from minipaged.memory import blocks_for
+from minipaged.sampling_params import SamplingParams
 
 SCHEDULES = 600 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
 GROUPS = 12

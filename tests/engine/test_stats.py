@@ -5,8 +5,8 @@ import torch
 from fake_model import alone, greedy, make_engine, run
 
 from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import SamplingParams
 from minipaged.engine.stats import EngineStats
+from minipaged.sampling_params import SamplingParams
 
 
 def test_times_of_a_request_are_in_order_and_add_up() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import BeamSearchParams
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
+from minipaged.sampling_params import BeamSearchParams
 
 SIX = greedy(6, ignore_eos=True)
 

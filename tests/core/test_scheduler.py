@@ -4,9 +4,9 @@ import pytest
 from fake_model import HashModel, alone, greedy, make_engine, run, serve, step, tokens_of
 
 from minipaged.config import EngineConfig
+from minipaged.core.request import Status
 from minipaged.engine.engine import Engine
-from minipaged.engine.request import Status
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 LONG = greedy(12, ignore_eos=True)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 FIRST_LOOK = 128  # candidates sorted at first: enough for most top-p sets, far cheaper than the vocabulary
 

@@ -16,9 +16,9 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch, new_token_slots
 from minipaged.cache import KVStorage
 from minipaged.config import ModelConfig
+from minipaged.core.request import Sequence
 from minipaged.engine.logprobs import gather_logprobs
 from minipaged.engine.plan import StepPlan
-from minipaged.engine.request import Sequence
 from minipaged.memory import blocks_for
 
 LOGIT_ROWS = 256  # prompt rows that meet the head at once: the logits of a long prompt would take gigabytes

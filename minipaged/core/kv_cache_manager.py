@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from minipaged.cache import BlockPool, BlockTable, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
+from minipaged.core.request import Request, Sequence, Status
 from minipaged.engine.in_flight import BlocksInFlight
-from minipaged.engine.request import Request, Sequence, Status
 from minipaged.memory import blocks_for
 
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minipaged.core.sampler import SamplingState, sample
 from minipaged.engine.logprobs import gather_logprobs, most_likely
-from minipaged.engine.sampler import SamplingState, sample
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0, 3.0, 0.0]])
 

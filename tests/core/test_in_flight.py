@@ -6,7 +6,7 @@ from fake_model import HashModel, alone, assert_idle, greedy, make_engine, run, 
 
 from minipaged.cache import hash_blocks
 from minipaged.engine.engine import Engine
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 SYSTEM = list(range(1, 21))  # five blocks of 4
 SIX = greedy(6, ignore_eos=True)

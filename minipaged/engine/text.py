@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from io import StringIO
 
 from minipaged.engine.detokenizer import Detokenizer, TextTokenizer, make_detokenizer
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 
 class OutputState:

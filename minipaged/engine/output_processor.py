@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
+from minipaged.core.request import Request, Sequence, Status
 from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
 from minipaged.engine.prompts import EngineTokenizer
-from minipaged.engine.request import Request, Sequence, Status
-from minipaged.engine.sampling_params import RequestOutputKind
+from minipaged.sampling_params import RequestOutputKind
 
 
 class Reporter:

@@ -21,11 +21,11 @@ from collections.abc import Sequence as SequenceOf
 
 from minipaged.cache import BlockCopy, append_all
 from minipaged.config import EngineConfig
+from minipaged.core.kv_cache_manager import KVCacheManager
+from minipaged.core.request import Request, Sequence, Status
 from minipaged.engine.in_flight import BlocksInFlight
-from minipaged.engine.kv_cache_manager import KVCacheManager
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.preemption import PreemptionCost
-from minipaged.engine.request import Request, Sequence, Status
 from minipaged.engine.stats import EngineStats
 from minipaged.memory import blocks_for
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minipaged.engine.filters import apply_filters
+from minipaged.core.filters import apply_filters
 from minipaged.engine.greedy import find_largest
 from minipaged.engine.logprobs import Logprob, gather_logprobs
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

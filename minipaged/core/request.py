@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from minipaged.cache import BlockTable, hash_block
+from minipaged.core.sampler import SamplingState
 from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import RequestMetrics
-from minipaged.engine.sampler import SamplingState
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
-from minipaged.engine.stop import OutputState
+from minipaged.engine.text import OutputState
 from minipaged.memory import blocks_for
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Status(Enum):
