@@ -16,8 +16,8 @@ _EXPORTS = {
     "BeamSearchParams": "minipaged.sampling_params",
     "RequestOutputKind": "minipaged.sampling_params",
     "Chat": "minipaged.engine.chat",
-    "RequestOutput": "minipaged.engine.outputs",
-    "CompletionOutput": "minipaged.engine.outputs",
+    "RequestOutput": "minipaged.engine.output_processor",
+    "CompletionOutput": "minipaged.engine.output_processor",
     "ModelConfig": "minipaged.config",
     "CacheConfig": "minipaged.config",
     "EngineConfig": "minipaged.config",
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from minipaged.config import ModelConfig as ModelConfig
     from minipaged.engine.chat import Chat as Chat
     from minipaged.engine.llm import LLM as LLM
-    from minipaged.engine.outputs import CompletionOutput as CompletionOutput
-    from minipaged.engine.outputs import RequestOutput as RequestOutput
+    from minipaged.engine.output_processor import CompletionOutput as CompletionOutput
+    from minipaged.engine.output_processor import RequestOutput as RequestOutput
     from minipaged.memory import KVSpec as KVSpec
     from minipaged.model.loading import load_model as load_model
     from minipaged.sampling_params import BeamSearchParams as BeamSearchParams

@@ -1,6 +1,6 @@
-"""Paged KV memory: the pool of blocks, the tables that point into it, the tensors behind them."""
+"""Paged KV memory: the pool of blocks, the tables that point into it, the tensors it manages."""
 
-from minipaged.cache.accounting import Strip, WasteReport, waste_of_strips, waste_of_tables
+from minipaged.cache.accounting import WasteReport
 from minipaged.cache.block_pool import BlockPool
 from minipaged.cache.block_table import BlockCopy, BlockTable, append_all, blocks_to_append_all
 from minipaged.cache.contiguous import ContiguousArena, reserve
@@ -16,7 +16,6 @@ __all__ = [
     "KVStorage",
     "LayerKV",
     "PrefixStats",
-    "Strip",
     "SwapSpace",
     "WasteReport",
     "append_all",
@@ -25,6 +24,4 @@ __all__ = [
     "hash_blocks",
     "reserve",
     "usable_hits",
-    "waste_of_strips",
-    "waste_of_tables",
 ]

@@ -33,7 +33,7 @@ from minipaged.commands.serving import (
 
 if TYPE_CHECKING:
     from minipaged.engine.llm import LLM
-    from minipaged.engine.outputs import RequestOutput
+    from minipaged.engine.output_processor import RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

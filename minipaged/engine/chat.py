@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import CompletionOutput, RequestOutput
+from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams(temperature=0, max_tokens=256)

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from minipaged.core.request import Request
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import RequestOutput
+from minipaged.engine.output_processor import RequestOutput
 
 
 class Dispatcher:

@@ -1,17 +1,126 @@
-"""When a sequence ends, and the text it has until then.
+"""The text of a sequence as its tokens arrive, and where it ends.
 
-Rules, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left out of
-the text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts before
-`min_tokens`; whatever stops at the last allowed token is a "stop", not a "length".
+Token ids become text piece by piece, never half a character. A character may span tokens: an emoji is four
+bytes, and a byte-level vocabulary cuts them anywhere. So a decoder per sequence keeps the bytes of an
+incomplete character until it is whole. All pieces joined are exactly the text of all the ids decoded at once.
+(One exception: with a byte-fallback vocabulary a byte that belongs to no character spoils whole characters
+before it as well; those that have been given out by then stay.)
+
+When it ends, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left
+out of the text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts
+before `min_tokens`; whatever stops at the last allowed token is a "stop", not a "length".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Collection, Sequence
 from io import StringIO
+from typing import Protocol
 
-from minipaged.engine.detokenizer import Detokenizer, TextTokenizer, make_detokenizer
 from minipaged.sampling_params import SamplingParams
+
+REPLACEMENT = "\ufffd"  # bytes that are no character decode to it
+
+
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer here.
+
+    `token_bytes` gives the bytes a token stands for (b"" for an id beyond the vocabulary), or None where a
+    token's text depends on its neighbours, as with SentencePiece's leading spaces.
+    """
+
+    @property
+    def special_token_ids(self) -> Collection[int]: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes | None: ...
+
+    def decode(self, token_ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence as its tokens arrive."""
+
+    def feed(self, *token_ids: int) -> str:
+        """Text that these tokens complete; "" while a character is under way."""
+
+    def flush(self) -> str:
+        """Text of what is still held, once no more tokens come: a cut character gives U+FFFD."""
+
+
+def make_detokenizer(tokenizer: TextTokenizer, skip_special_tokens: bool = True) -> Detokenizer:
+    """The one that suits the vocabulary."""
+    skipped = frozenset(tokenizer.special_token_ids if skip_special_tokens else ())
+    by_bytes = tokenizer.token_bytes(0) is not None
+    return ByteDetokenizer(tokenizer, skipped) if by_bytes else WindowDetokenizer(tokenizer, skipped)
+
+
+class ByteDetokenizer:
+    """Byte-level vocabularies: join the bytes, decode UTF-8 as far as characters are whole.
+
+    Bytes that can belong to no character give U+FFFD at once; a real U+FFFD is three bytes like any other.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._held = b""  # of a character under way
+
+    def feed(self, *token_ids: int) -> str:
+        pieces = [self._held]
+        for token_id in token_ids:
+            if token_id not in self._skipped:
+                pieces.append(self._tokenizer.token_bytes(token_id) or b"")
+        data = b"".join(pieces)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
+
+    def flush(self) -> str:
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
+
+
+class WindowDetokenizer:
+    """Other vocabularies: decode a window of recent tokens again and emit what is new.
+
+    The window starts one piece before the new tokens, so that they are decoded in their context. Text that
+    ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
+    its last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
+    """
+
+    HELD = 3
+
+    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._window: list[int] = []
+        self._context = 0  # tokens of the window whose text is out
+        self._shown = 0  # characters of the window's text that are out
+
+    def feed(self, *token_ids: int) -> str:
+        self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
+        text = self._text(self._window)
+        end = len(text)
+        if text.endswith(REPLACEMENT):
+            pending = len(self._window) - self._context
+            end = self._shown if pending <= self.HELD else max(self._shown, len(text) - self.HELD)
+        piece = text[self._shown : end]
+        self._shown = end
+        if piece and end == len(text):
+            del self._window[: self._context]
+            self._context = len(self._window)
+            self._shown = len(self._text(self._window))
+        return piece
+
+    def flush(self) -> str:
+        text = self._text(self._window)
+        piece = text[self._shown :]
+        self._shown = len(text)
+        return piece
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 class OutputState:
@@ -25,12 +134,6 @@ class OutputState:
         finish_reason: None, "stop", "length", or what `finish` was given.
         stop_reason: the stop token id or the stop string; None for end-of-sequence and other endings.
     """
-
-    __slots__ = (  # one object instead of two for each sequence: caches are cold after the model
-        *("_cut", "_detokenizer", "_ends", "_keep_stop", "_length", "_longest_stop", "_max_tokens"),
-        *("_min_tokens", "_num_fed", "_num_given", "_num_searched", "_stop_ids", "_stop_strings", "_text"),
-        *("finish_reason", "stop_reason", "token_ids"),
-    )
 
     def __init__(
         self,
@@ -67,7 +170,7 @@ class OutputState:
         self.stop_reason: int | str | None = None
 
     def check_end(self) -> bool:
-        """Whether the newest of `token_ids` ends the sequence. To be asked of each token, once or again."""
+        """Whether the newest of `token_ids` ends the sequence. Ask after each token; twice is harmless."""
         token_ids = self.token_ids
         token_id = token_ids[-1]
         if token_id in self._ends and len(token_ids) >= self._min_tokens:
@@ -93,12 +196,7 @@ class OutputState:
 
     def delta(self) -> str:
         """What `text` has gained since the last call."""
-        start = self._num_given
-        if start == self._length and self.finish_reason is None and not self._stop_strings:
-            piece = self._decode()  # the usual case: all that was there is given, and nothing is held
-            self._num_given = self._length
-            return piece
-        self._num_given = self._settle()
+        start, self._num_given = self._num_given, self._settle()
         return self._read(start, self._num_given)
 
     def _settle(self) -> int:
@@ -112,17 +210,16 @@ class OutputState:
         self._text.seek(start)
         return self._text.read(stop - start)
 
-    def _decode(self) -> str:
-        """Feed the detokenizer what it has not seen; a token that ended the output only if it shall show.
+    def _decode(self) -> None:
+        """Feed the detokenizer the tokens it has not seen and store their text.
 
-        Returns the text that came with it. Each part is written before more is asked for: when a tokenizer
-        raises then, nothing of it is lost, or comes twice.
+        A token that ended the output is fed only if the caller wants to see it. Each part of the text is
+        stored before the next is asked for: if the tokenizer raises then, no text is lost or given twice.
         """
         if self._detokenizer is None or self._num_fed > len(self.token_ids):
-            return ""
+            return
         last_is_end = self.finish_reason == "stop" and self._cut is None
         stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
-        piece = ""
         if self._num_fed < stop:
             piece = self._detokenizer.feed(*self.token_ids[self._num_fed : stop])
             self._num_fed = stop
@@ -135,12 +232,12 @@ class OutputState:
             self._text.seek(self._length)
             self._text.write(rest)
             self._length += len(rest)
-            piece += rest
-        return piece
 
     def _look_for_stop_string(self) -> None:
-        """Of the stop strings in the text the one that ends first, and of those the longest: what reading
-        character by character would meet, so that it does not matter how tokens cut the text."""
+        """Find the stop string that ends first in the text; of several that end there the longest.
+
+        That is what reading character by character would meet, so it does not matter how tokens cut the text.
+        """
         self._decode()
         seen, found = self._num_searched, []
         if len(self.token_ids) > self._min_tokens:
@@ -158,7 +255,7 @@ class OutputState:
         self._num_searched = self._length
 
     def _num_held(self) -> int:
-        """Length of the longest end of the text that some stop string begins with."""
+        """Characters at the end of the text that may be the start of a stop string."""
         if self._keep_stop or not self._stop_strings:
             return 0
         text = self._read(max(0, self._length - self._longest_stop + 1), self._length)

@@ -539,7 +539,7 @@ show_source(Scheduler._admit, Scheduler._may_enter)
 # on one machine and 20 ms on another. Which victims are swapped?
 
 # %%
-from minipaged.engine.preemption import PreemptionCost
+from minipaged.core.scheduler import PreemptionCost
 
 show_source(PreemptionCost.prefers_swap)
 held = (1, 3, 5, 16, 17, 100)

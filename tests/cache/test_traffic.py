@@ -7,13 +7,11 @@ from minipaged.cache import (
     BlockPool,
     BlockTable,
     ContiguousArena,
-    Strip,
     WasteReport,
     reserve,
-    waste_of_strips,
-    waste_of_tables,
 )
 from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+from tests.cache.waste import Strip, waste_of_strips, waste_of_tables
 
 BUDGET, MAX_LEN = 230, 64
 NOTHING = WasteReport(0, 0, 0, 0, 0, 0, 0)

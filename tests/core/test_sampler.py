@@ -10,11 +10,11 @@ from transformers.generation.logits_process import (
 )
 
 from minipaged.core.sampler import (
+    BadLogitsError,
     SamplingState,
     probabilities,
     sample,
 )
-from minipaged.engine.greedy import BadLogitsError
 from minipaged.sampling_params import REPETITION_MAX, REPETITION_MIN, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)

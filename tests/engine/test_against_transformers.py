@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import CompletionOutput
+from minipaged.engine.output_processor import CompletionOutput
 from minipaged.sampling_params import SamplingParams
 from tests.model.hf_reference import hf_greedy, hf_logits, model_is_installed, smollm2
 

@@ -15,7 +15,7 @@ from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.cpu.accelerate import use_compiled_kernels
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import CompletionOutput
+from minipaged.engine.output_processor import CompletionOutput
 from minipaged.memory import KVSpec
 from minipaged.model.llama import LlamaModel
 from minipaged.model.tiny import TINY, random_llama
