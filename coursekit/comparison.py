@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coursekit.waste import WasteReport
 from coursekit.workloads import Request
-from minipaged.cache.accounting import WasteReport
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput, StepRecord

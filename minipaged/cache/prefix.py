@@ -21,7 +21,7 @@ def _field(tag: bytes, payload: bytes) -> bytes:
 
 
 def hash_block(parent: bytes | None, token_ids: Sequence[int], extra: Sequence[ExtraKey] = ()) -> bytes:
-    """32-byte hash of a full block with these tokens, after the block with the hash `parent` (None: no block).
+    """32-byte hash of a full block with these tokens, after the block with hash `parent` (None: no block).
 
     `extra` separates what must not be shared although the tokens are equal: pairs of a kind and a value.
     """

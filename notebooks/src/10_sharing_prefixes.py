@@ -21,7 +21,7 @@ import torch
 from minipaged import LLM, SamplingParams, load_model
 from minipaged.cache import BlockPool, BlockTable, PrefixStats
 from minipaged.cache import hash_block, hash_blocks, usable_hits
-from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+from coursekit.traffic import contiguous_traffic, paged_traffic
 from coursekit.figures import show
 from coursekit.figures.sharing import eviction_queue, first_token_times
 from coursekit.figures.sharing import prefix_tree, tokens_computed

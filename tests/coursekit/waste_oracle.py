@@ -1,11 +1,13 @@
-"""Where the bytes of a budget are, asked of the memory managers: the oracle of `cache/traffic.py`."""
+"""Where the bytes of a budget are, asked of the memory managers: the oracle of `coursekit/traffic.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from minipaged.cache import BlockTable, ContiguousArena, WasteReport
+from coursekit.contiguous import ContiguousArena
+from coursekit.waste import WasteReport
+from minipaged.cache import BlockTable
 
 
 class Strip(NamedTuple):

@@ -2,14 +2,10 @@
 
 import pytest
 
-from minipaged.cache import (
-    BlockPool,
-    BlockTable,
-    ContiguousArena,
-    WasteReport,
-    hash_blocks,
-)
-from tests.cache.waste import Strip, waste_of_strips, waste_of_tables
+from coursekit.contiguous import ContiguousArena
+from coursekit.waste import WasteReport
+from minipaged.cache import BlockPool, BlockTable, hash_blocks
+from tests.coursekit.waste_oracle import Strip, waste_of_strips, waste_of_tables
 
 BYTES = 7  # per token; odd on purpose
 
