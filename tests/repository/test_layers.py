@@ -1,12 +1,15 @@
 """What may import what: no circles, nothing from a layer that is built on one's own."""
 
 import ast
+import importlib.util
 
 import pytest
 from checkout import ROOT
 
-from scripts import count_core
-from scripts.count_core import circles, import_graph, layer_of, upward_imports
+SPEC = importlib.util.spec_from_file_location("count_core", ROOT / "scripts" / "count_core.py")
+count_core = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(count_core)
+circles, upward_imports = count_core.circles, count_core.upward_imports
 
 # TO BE REMOVED, both sets: these are being opened in other branches. Nothing may be added.
 CIRCLES_STILL_OPEN = {"minipaged.attention.backend", "minipaged.config", "coursekit.publish.build"}
@@ -20,7 +23,7 @@ UPWARD_STILL_OPEN = {
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    return import_graph()
+    return count_core.import_graph()
 
 
 def test_no_modules_import_each_other_in_a_circle(graph):
@@ -84,7 +87,7 @@ def test_circles_and_upward_imports_are_found():
 
 def test_a_module_without_a_layer_is_named():
     with pytest.raises(ValueError, match=r"minipaged.novelty.x is in no layer"):
-        layer_of("minipaged.novelty.x")
+        count_core.layer_of("minipaged.novelty.x")
 
 
 def test_the_counts_are_those_of_the_files():
