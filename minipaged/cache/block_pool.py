@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who holds each block, which are free, and which free ones still hold a known prefix.
+"""The pool of KV blocks: which are held, which are free, and which free ones still hold a known prefix.
 
 A block is in exactly one of three states:
 
@@ -109,7 +109,7 @@ class BlockPool:
 
         A block that loses its last reference becomes blank, or the most recently used cached block. Pass the
         tail of a chain first: then it is evicted before the head, without which it could never be hit.
-        Raises ValueError for an unknown id, an id given twice, or a block that nobody holds.
+        Raises ValueError for an unknown id, an id given twice, or a block that no table holds.
         """
         self._require_held(blocks)
         ref_counts = self._ref_counts
@@ -125,7 +125,7 @@ class BlockPool:
         """Offer the contents of a held block to others. The block must be full and its K/V computed.
 
         Several blocks may have the same contents. A pool with prefix caching off publishes nothing.
-        Raises ValueError when nobody holds the block or when it is published under another hash.
+        Raises ValueError when no table holds the block or when it is published under another hash.
         """
         self._require_held((block,))
         if not self.enable_prefix_caching:

@@ -1,8 +1,8 @@
 """min-p, top-k and top-p as one question: how many of the most likely tokens may be drawn?
 
 Sort a row. Each of the three filters keeps a prefix of it: min-p the tokens not far below the first, top-k
-the first k, top-p the first ones whose probabilities reach p. So each filter is a count, filters one after
-another are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those
+the first k, top-p the first ones whose probabilities reach p. So each filter is a count, several
+filters are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those
 equal to it the lowest ids.
 """
 

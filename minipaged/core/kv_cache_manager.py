@@ -13,52 +13,6 @@ from minipaged.core.request import Request, Sequence, Status, StepPlan
 from minipaged.memory import blocks_for
 
 
-class BlocksInFlight:
-    """The blocks that the step of `plan` completes, by block hash; what is planned later counts as well.
-
-    Many requests with one new system prompt arrive together. When the second is admitted, the first one's
-    chunk is already planned, and in every layer a step writes the keys and values of all its tokens before
-    any of its queries reads. So the second may list the blocks that the first fills in this very step: they
-    are computed once, and no request waits for another.
-
-    These hashes live as long as the planning of one step. The pool offers a block to later steps only once
-    it has been computed, so a step that fails leaves nothing to withdraw. (vLLM enters blocks into its index
-    when it allocates them, with the same effect within a step.)
-
-    Nothing is hashed before a request lacks a block. Then it is each sequence of the plan once, and each
-    block in flight, whose hash is needed after the step anyway.
-    """
-
-    def __init__(self, plan: StepPlan, block_size: int) -> None:
-        self._plan = plan
-        self._block_size = block_size
-        self._num_noted = 0
-        self._blocks: dict[bytes, int] = {}
-
-    def lookup(self, hashes: list[bytes]) -> list[int]:
-        """The blocks of the longest run from the start of `hashes` that this step completes."""
-        blocks: list[int] = []
-        if hashes:
-            self._note_new_sequences()
-        for block_hash in hashes:
-            block = self._blocks.get(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
-    def _note_new_sequences(self) -> None:
-        first = self._num_noted
-        self._num_noted = len(self._plan.sequences)
-        added = zip(self._plan.sequences[first:], self._plan.query_lens[first:], strict=True)
-        for sequence, query_len in added:
-            stored, table = sequence.num_computed, sequence.table
-            if stored % self._block_size + query_len >= self._block_size:  # completes a block
-                hashes = sequence.hashes_of(stored + query_len, self._block_size)
-                new = table.num_published  # the blocks before it can be found in the pool
-                self._blocks.update(zip(hashes[new:], table.blocks[new:], strict=False))
-
-
 class KVCacheManager:
     """Moves requests in and out of the block pool, forks their sequences and publishes their full blocks.
 
@@ -101,7 +55,8 @@ class KVCacheManager:
     def find_hits(self, request: Request, in_flight: BlocksInFlight) -> list[int]:
         """Blocks that hold the start of what the request has to compute: cached ones, then those in flight.
 
-        None for a request that wants the logits of its prompt: it has to compute all of it. Takes no block.
+        Empty for a request that wants the log-probabilities of its prompt, which has to compute all of it.
+        Takes no block.
         """
         if not self.pool.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return []
@@ -207,7 +162,7 @@ class KVCacheManager:
             self.pool.clear()
 
     def check_invariants(self, running: Collection[Request], waiting: Collection[Request]) -> None:
-        """Prove, given every unfinished request, that each block and each row has exactly its owners."""
+        """Prove, given every unfinished request, that each block and row has exactly its owners."""
         device = [s.table for r in running for s in r.sequences]
         swapped = [s.table for r in waiting for s in r.sequences if r.status is Status.SWAPPED]
         self.pool.check_invariants(device)
@@ -225,3 +180,49 @@ class KVCacheManager:
                 stored, computed = sequence.table.num_tokens, sequence.num_computed
                 assert stored == computed, f"{name}: room for {stored} tokens, {computed} computed"
                 assert sequence.num_to_compute >= 1, f"{name}: nothing left to compute"
+
+
+class BlocksInFlight:
+    """The blocks that the step of `plan` completes, by block hash; what is planned later counts as well.
+
+    Many requests with one new system prompt arrive together. When the second is admitted, the first one's
+    chunk is already planned, and in every layer a step writes the keys and values of all its tokens before
+    any of its queries reads. So the second may list the blocks that the first fills in this very step: they
+    are computed once, and no request waits for another.
+
+    These hashes live as long as the planning of one step. The pool offers a block to later steps only once
+    it has been computed, so a step that fails leaves nothing to withdraw. (vLLM enters blocks into its index
+    when it allocates them, with the same effect within a step.)
+
+    Nothing is hashed before a request lacks a block. Then it is each sequence of the plan once, and each
+    block in flight, whose hash is needed after the step anyway.
+    """
+
+    def __init__(self, plan: StepPlan, block_size: int) -> None:
+        self._plan = plan
+        self._block_size = block_size
+        self._num_noted = 0
+        self._blocks: dict[bytes, int] = {}
+
+    def lookup(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the longest run from the start of `hashes` that this step completes."""
+        blocks: list[int] = []
+        if hashes:
+            self._note_new_sequences()
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _note_new_sequences(self) -> None:
+        first = self._num_noted
+        self._num_noted = len(self._plan.sequences)
+        added = zip(self._plan.sequences[first:], self._plan.query_lens[first:], strict=True)
+        for sequence, query_len in added:
+            stored, table = sequence.num_computed, sequence.table
+            if stored % self._block_size + query_len >= self._block_size:  # completes a block
+                hashes = sequence.hashes_of(stored + query_len, self._block_size)
+                new = table.num_published  # the blocks before it can be found in the pool
+                self._blocks.update(zip(hashes[new:], table.blocks[new:], strict=False))

@@ -237,7 +237,7 @@ class StepPlan:
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     idle: list[Sequence] = field(default_factory=list)
-    """Running sequences with more than their last token to compute that got none of it in this step."""
+    """Running sequences with more than their last token to compute that got none computed in this step."""
 
     def add_decode(self, sequence: Sequence) -> None:
         self.sampled_from.append(self.num_decodes)
@@ -247,7 +247,7 @@ class StepPlan:
         self.sampled.append(sequence)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """The next `num_tokens` tokens of a sequence whose prompt is not computed yet, or that came back."""
+        """The next `num_tokens` tokens of a prompt, or of a sequence that was preempted and came back."""
         request = sequence.request
         if sequence.num_to_compute == num_tokens:
             drawn = [sequence] if request.is_forked else request.live

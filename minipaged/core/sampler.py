@@ -100,7 +100,7 @@ class BadLogitsError(ValueError):
 
     Attributes:
         request_id: whose row it is.
-        row: its place in the batch.
+        row: its index in the batch.
     """
 
     def __init__(self, request_id: str, row: int, value: float):

@@ -1,4 +1,4 @@
-"""The scheduler: before each step it decides who computes which tokens, and who waits or gives way.
+"""The scheduler: before each step it decides which requests compute which tokens, wait, or give way.
 
 First come, first served. There are two queues. Read one after the other, they are in order of arrival:
 
@@ -7,8 +7,8 @@ First come, first served. There are two queues. Read one after the other, they a
 
 A step decodes first (one token for every running sequence that can), spends what is left of the token budget
 on chunks of prompts, and then admits. When a decode finds no free block, the youngest request is preempted.
-It is older than all that wait, so it goes to the head of the queue, returns before any new request enters,
-and no request starves.
+It is older than all waiting requests, so it goes to the head of the queue and returns before any new request
+enters: no request starves.
 
 Decodes first and prompts in chunks is Sarathi-Serve (Agrawal et al. 2024); preemption by recompute or by swap
 is section 4.5 of the PagedAttention paper.
@@ -28,53 +28,6 @@ from minipaged.core.request import Request, Sequence, Status, StepPlan
 from minipaged.memory import blocks_for
 
 SMOOTHING = 0.2  # weight of the newest measurement
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Totals since the engine was made or `Engine.reset_stats` was called."""
-
-    num_steps: int = 0
-    num_prefill_tokens: int = 0
-    """Tokens computed in chunks, those of a recomputation included."""
-    num_generation_tokens: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_recomputes: int = 0
-    """Preemptions that gave the blocks up."""
-    num_swaps: int = 0
-    """Preemptions that moved the blocks to the host."""
-    prefix: PrefixStats = field(default_factory=PrefixStats)
-    """Prompt tokens of admitted requests, and those of them found in the prefix cache."""
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.num_recomputes + self.num_swaps
-
-
-@dataclass(slots=True)
-class PreemptionCost:
-    """Seconds that each way to preempt takes, measured while the engine runs.
-
-    A request that gives way can be computed again later, which costs model time for every token. Or its
-    blocks move to host memory and back: two copies of every block, and small blocks copy slowly
-    (PagedAttention paper, section 4.5).
-    """
-
-    seconds_per_token: float = 0.0
-    """Model time of one token in the steps that computed prompts."""
-    seconds_per_block: float = 0.0
-    """Time to copy one block to the host and back."""
-
-    def record_prefill(self, seconds: float, num_tokens: int) -> None:
-        measured = seconds / num_tokens
-        if self.seconds_per_token:
-            measured = SMOOTHING * measured + (1 - SMOOTHING) * self.seconds_per_token
-        self.seconds_per_token = measured
-
-    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether moving the blocks out and in is cheaper than computing the tokens again."""
-        return num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
 
 
 class Scheduler:
@@ -97,7 +50,7 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        """Swapped requests; they all stand before the requests that never ran."""
+        """Swapped requests; they are all before the requests that never ran."""
         count = 0
         for request in self.waiting:
             if request.status is Status.WAITING:
@@ -311,6 +264,53 @@ class Scheduler:
             plan.copies.extend(copies)
             for sequence in sequences:
                 sequence.row_blocks = min(sequence.row_blocks, sequence.num_computed // self.block_size)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine was made or `Engine.reset_stats` was called."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    """Tokens computed in chunks, those of a recomputation included."""
+    num_generation_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_recomputes: int = 0
+    """Preemptions that gave the blocks up."""
+    num_swaps: int = 0
+    """Preemptions that moved the blocks to the host."""
+    prefix: PrefixStats = field(default_factory=PrefixStats)
+    """Prompt tokens of admitted requests, and those of them found in the prefix cache."""
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.num_recomputes + self.num_swaps
+
+
+@dataclass(slots=True)
+class PreemptionCost:
+    """Seconds that each way to preempt takes, measured while the engine runs.
+
+    A request that gives way can be computed again later, which costs model time for every token. Or its
+    blocks move to host memory and back: two copies of every block, and small blocks copy slowly
+    (PagedAttention paper, section 4.5).
+    """
+
+    seconds_per_token: float = 0.0
+    """Model time of one token in the steps that computed prompts."""
+    seconds_per_block: float = 0.0
+    """Time to copy one block to the host and back."""
+
+    def record_prefill(self, seconds: float, num_tokens: int) -> None:
+        measured = seconds / num_tokens
+        if self.seconds_per_token:
+            measured = SMOOTHING * measured + (1 - SMOOTHING) * self.seconds_per_token
+        self.seconds_per_token = measured
+
+    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether moving the blocks out and in is cheaper than computing the tokens again."""
+        return num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
 
 
 def swap_seconds_per_block(swap: SwapSpace, clock: Callable[[], float]) -> float:

@@ -95,8 +95,8 @@ class WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._window: list[int] = []
-        self._context = 0  # tokens of the window whose text is out
-        self._shown = 0  # characters of the window's text that are out
+        self._context = 0  # tokens of the window whose text was given out
+        self._shown = 0  # characters of the window's text that were given out
 
     def feed(self, *token_ids: int) -> str:
         self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
@@ -126,8 +126,8 @@ class WindowDetokenizer:
 class OutputState:
     """Token ids, text and ending of one sequence.
 
-    Text is decoded when somebody asks for it, or at every token where stop strings must be looked for. What a
-    token costs does not depend on the length of the text.
+    Text is decoded when it is asked for, or at every token if there are stop strings to look for. The cost of
+    a token does not depend on the length of the text.
 
     Attributes:
         token_ids: the output so far; the live list, to which its owner appends.
@@ -161,7 +161,7 @@ class OutputState:
         self._max_tokens = max_tokens
         self._num_fed = 0  # tokens the detokenizer has seen
         self._text = StringIO()  # grows, and is read in parts, without a copy of the whole
-        self._length = 0  # characters of it
+        self._length = 0  # characters in _text
         self._cut: int | None = None  # where a stop string ends the text
         self._num_given = 0  # characters that delta() gave
         self._num_searched = 0  # characters in which stop strings were looked for
