@@ -1,6 +1,6 @@
 """Submissions that attack their grader: each scores nothing for the item and is named, and stops nobody.
 
-C39 and C40. An attack of attacks.txt stands in the answer cell of exercise 04's allocator; the block table in
+An attack of attacks.txt stands in the answer cell of exercise 04's allocator; the block table in
 the same notebook is right, and so is everything of a learner who comes later.
 """
 
