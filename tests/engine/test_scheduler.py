@@ -363,7 +363,7 @@ def test_a_long_prompt_is_not_starved_by_running_decodes() -> None:
 
 
 def test_a_step_that_can_do_nothing_raises() -> None:
-    """The guard against an endless loop. A row that is never given back makes the only request unschedulable."""
+    """The guard against an endless loop. Without a row that is free the only request cannot be scheduled."""
     engine = make_engine(max_num_seqs=1)
     engine.manager._free_rows.clear()
     engine.add_request("a", [1], greedy())
