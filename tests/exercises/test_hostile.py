@@ -94,6 +94,7 @@ def test_what_is_right_elsewhere_is_marked_all_the_same(marks):
     assert list(marks)[-1] == "zoe"
 
 
+@pytest.mark.slow
 def test_the_grader_is_what_it_was(marks):
     assert not MODULE.read_text().endswith("x")
     assert grade_answer(TASKS["allocator"], {"allocator": RIGHT}).passed
