@@ -39,7 +39,7 @@ def _function(item: Callable[..., Any] | type | property) -> Any:
 
 
 def _package_path(item: Callable[..., Any] | type | property) -> str:
-    """minipaged/memory.py, wherever the package is installed; coursekit/lesson.py for what the course adds."""
+    """minipaged/memory.py, or coursekit/lesson.py, wherever they are installed."""
     package = _function(item).__module__.partition(".")[0]
     parts = Path(inspect.getsourcefile(_function(item)) or "").parts
     return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
