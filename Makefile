@@ -13,12 +13,14 @@ JOBS ?= 2
 BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=1
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=500 --nbval-kernel-startup-timeout=300 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+# Long tests are spread as workers become free: whoever has none left takes half of what another still has.
+PYTEST = $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal tests
 # Translations have the code and outputs of the lessons, so running these is enough.
 NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks build lint types lab kernels fuzz bench peers home site browser scale clean
+.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site browser scale clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -39,15 +41,20 @@ doctor: setup ## say what this machine has, and what will run on it
 demo: setup ## serve one batch under both memory policies and compare (ARGS=--quick: under a minute)
 	@$(BIN)/minipaged demo $(ARGS)
 
-test: unit notebooks ## run every test and re-run every notebook against its stored outputs
+test: unit notebooks ## run the tests and re-run every notebook against its stored outputs: does it work here?
 
-unit: setup ## run the tests of the package only
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) tests -m "not browser" $(ARGS)
+unit: setup ## run the tests only
+	$(PYTEST) -m "not slow and not extra and not browser" $(ARGS)
 
 notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
 	$(ONE_THREAD) PYTHONWARNINGS=ignore $(BIN)/python -m pytest $(NBVAL) -n $(JOBS) --dist=loadfile $(NOTEBOOKS)
 endif
+
+check: test long ## make test, then make long: all that is tested without a browser
+
+long: setup ## run what `make test` leaves out: thousands of histories, other processors, every planted mistake, Ray, vLLM
+	MINIPAGED_FUZZ=6 $(PYTEST) -m "(slow or fuzz or extra) and not browser" $(ARGS)
 
 build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
 	$(BIN)/python -m coursekit.publish.build $(ARGS)
@@ -66,8 +73,8 @@ lab: setup ## open the course in JupyterLab, at lesson 00
 kernels: setup ## compile the Triton kernels for real GPUs, without one, and print what they cost
 	@$(BIN)/minipaged kernels $(ARGS)
 
-fuzz: setup ## drive the memory manager with many more random histories than the tests do (takes long)
-	$(ONE_THREAD) MINIPAGED_FUZZ=25 $(BIN)/python -m pytest -n $(JOBS) --timeout 0 -m fuzz tests $(ARGS)
+fuzz: setup ## drive the randomised tests with 25 times the examples of `make check` (takes hours)
+	MINIPAGED_FUZZ=150 $(PYTEST) --timeout 0 -m fuzz $(ARGS)
 
 bench: setup ## time this engine beside its peers on the same requests (ARGS="--mix chat48 --repeat 3")
 	$(BIN)/python benchmarks/throughput.py $(ARGS)

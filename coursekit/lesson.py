@@ -39,9 +39,10 @@ def _function(item: Callable[..., Any] | type | property) -> Any:
 
 
 def _package_path(item: Callable[..., Any] | type | property) -> str:
-    """minipaged/memory.py, wherever the package is installed."""
+    """minipaged/memory.py, or coursekit/lesson.py, wherever they are installed."""
+    package = _function(item).__module__.partition(".")[0]
     parts = Path(inspect.getsourcefile(_function(item)) or "").parts
-    return "/".join(parts[len(parts) - 1 - parts[::-1].index("minipaged") :])
+    return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
 
 
 def compare(guess: float | None, answer: float, unit: str) -> None:

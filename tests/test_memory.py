@@ -37,12 +37,11 @@ LLAMA2_70B_MHA = config(num_kv_heads=64)  # the same with a KV head for every qu
     ("num_tokens", "blocks"), [(0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)]
 )
 def test_blocks_are_rounded_up(num_tokens, blocks):
-    """C02"""
+    """A whole last block counts as one block, not as none."""
     assert blocks_for(num_tokens, 4) == blocks
 
 
 def test_smollm2_takes_23040_bytes_a_token_in_16_bits():
-    """C38"""
     spec = KVSpec.from_model(SMOLLM2_135M, torch.float16)
     assert spec.bytes_per_token == 2 * 30 * 3 * 64 * 2 == 23040
     assert KVSpec.from_model(SMOLLM2_135M, torch.float32).bytes_per_token == 2 * 23040
@@ -57,7 +56,6 @@ def test_opt_13b_takes_800_kib_a_token():
 
 
 def test_scales_are_part_of_the_bytes():
-    """C21"""
     for dtype in (torch.int8, torch.float8_e4m3fn):
         spec = KVSpec(30, 3, 64, dtype)
         assert spec.is_quantized
@@ -67,7 +65,7 @@ def test_scales_are_part_of_the_bytes():
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_the_head_size_is_read_not_derived(dtype):
-    """C32"""
+    """4 heads of 32 where 64 / 4 would say 16."""
     spec = KVSpec.from_model(config(hidden_size=64, num_query_heads=4, num_kv_heads=2, head_size=32), dtype)
     assert spec.head_size == 32
 

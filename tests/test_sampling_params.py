@@ -1,4 +1,4 @@
-"""What may be asked of the sampler: C28, C33, and vLLM's defaults."""
+"""What may be asked of the sampler: ranges, values that mean off, lengths, and vLLM's defaults."""
 
 import dataclasses
 import math

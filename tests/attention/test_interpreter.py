@@ -1,4 +1,4 @@
-"""What Triton's interpreter gets wrong or hides, so that the other tests mean what they say (case C20)."""
+"""What Triton's interpreter gets wrong or hides, so that the other tests mean what they say."""
 
 import ast
 from pathlib import Path

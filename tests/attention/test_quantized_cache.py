@@ -1,4 +1,4 @@
-"""int8 and fp8 caches: a scale per token and head, written with the row, moved with the block (case C21)."""
+"""int8 and fp8 caches: a scale per token and head, written with the row, moved with the block."""
 
 from dataclasses import replace
 

@@ -67,7 +67,7 @@ def quiet(page, site) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS or ["index.html"])  # skipped by name where none is built
 def test_page_is_quiet_sets_its_formulas_and_fits_a_phone(page, site, quiet, document):
     page.set_viewport_size(PHONE)
     page.goto(f"{site}/{document}", wait_until="networkidle")

@@ -44,7 +44,7 @@ def test_a_fresh_pool_hands_out_every_block_once():
 
 
 def test_blocks_return_after_each_of_many_requests():
-    """C03 (a)"""
+    """A fresh block counts one holder, so that one `free` gives it back."""
     pool = BlockPool(4)
     for _ in range(5):
         blocks = pool.allocate(2)
@@ -55,7 +55,7 @@ def test_blocks_return_after_each_of_many_requests():
 
 
 def test_freeing_twice_raises_and_changes_nothing():
-    """C03 (b)"""
+    """Else the block would be on the free list twice, and two requests would get it."""
     pool = BlockPool(4)
     (block,) = pool.allocate()
     pool.free([block])
@@ -68,7 +68,6 @@ def test_freeing_twice_raises_and_changes_nothing():
 
 
 def test_a_block_given_twice_in_one_call_is_refused():
-    """C03 (c)"""
     pool = BlockPool(4)
     a, b = pool.allocate(2)
     pool.share([a])
@@ -148,7 +147,6 @@ def test_a_blank_block_cannot_be_shared():
 
 
 def test_blank_blocks_are_taken_before_cached_ones():
-    """C09"""
     pool = BlockPool(4)
     a, b, c, _ = pool.allocate(4)
     pool.publish(a, name(1))
@@ -164,7 +162,6 @@ def test_blank_blocks_are_taken_before_cached_ones():
 
 
 def test_cached_blocks_are_evicted_least_recently_used_first():
-    """C09"""
     pool = cached_pool(4)
     pool.share([0, 2])  # a hit refreshes a block
     pool.free([2, 0])
@@ -180,7 +177,6 @@ def test_one_call_evicts_in_the_same_order_as_many():
 
 
 def test_an_evicted_block_leaves_the_index():
-    """C06, T05"""
     pool = cached_pool(1)
     (block,) = pool.allocate()
     assert pool.lookup([name(0)]) == []
@@ -191,7 +187,6 @@ def test_an_evicted_block_leaves_the_index():
 
 
 def test_a_shared_hit_is_not_evicted():
-    """T06"""
     pool = cached_pool(2)
     pool.share(pool.lookup([name(0)]))
     assert pool.allocate() == [1]
@@ -209,7 +204,6 @@ def test_lookup_stops_at_the_first_miss_and_changes_nothing():
 
 
 def test_equal_contents_may_be_in_several_blocks():
-    """T12"""
     pool = BlockPool(4)
     a, b = pool.allocate(2)
     pool.publish(a, name(7))
@@ -251,7 +245,6 @@ def test_withdrawing_a_block_that_was_never_offered_is_harmless():
 
 
 def test_a_pool_with_caching_off_publishes_nothing():
-    """T07"""
     pool = BlockPool(2, enable_prefix_caching=False)
     (block,) = pool.allocate()
     pool.publish(block, name(1))
@@ -261,7 +254,6 @@ def test_a_pool_with_caching_off_publishes_nothing():
 
 
 def test_reset_refuses_while_a_block_is_held():
-    """T09, T18"""
     pool = cached_pool(4)
     pool.share([1])
     before = snapshot(pool)

@@ -17,7 +17,6 @@ def table_of(pool: BlockPool, num_tokens: int, block_size: int = 4) -> BlockTabl
     [(1, 1), (3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)],
 )
 def test_a_block_is_taken_only_when_a_token_needs_one(length, num_blocks):
-    """C02"""
     pool = BlockPool(16)
     table = table_of(pool, length)
     assert len(table.blocks) == num_blocks
@@ -39,7 +38,6 @@ def test_an_empty_table_has_no_blocks():
 
 @pytest.mark.parametrize(("chunks", "blocks"), [([4], 1), ([4, 4], 2), ([3, 5], 2), ([1] * 8, 2)])
 def test_chunks_take_the_same_blocks_as_a_whole_prompt(chunks, blocks):
-    """C02"""
     pool = BlockPool(16)
     table = BlockTable(pool, 4)
     for chunk in chunks:
@@ -81,7 +79,6 @@ def test_slots_outside_the_table_are_refused(start, stop):
 
 
 def test_append_after_fork_copies_only_the_tail():
-    """C01"""
     pool = BlockPool(16)
     parent = table_of(pool, 6)
     child = parent.fork()
@@ -107,7 +104,6 @@ def test_append_after_fork_copies_only_the_tail():
 
 @pytest.mark.parametrize("siblings", [2, 3, 5])
 def test_siblings_that_all_append_make_one_copy_less_than_they_are(siblings):
-    """C01"""
     pool = BlockPool(16)
     tables = [table_of(pool, 6)]
     tables += [tables[0].fork() for _ in range(siblings - 1)]
@@ -121,7 +117,6 @@ def test_siblings_that_all_append_make_one_copy_less_than_they_are(siblings):
 
 
 def test_a_fork_at_a_block_boundary_needs_no_copy():
-    """C02"""
     pool = BlockPool(16)
     parent = table_of(pool, 8)
     child = parent.fork()
@@ -276,7 +271,7 @@ def test_trim_of_a_fork_leaves_the_other_alone():
 
 
 def test_free_gives_up_the_tail_first():
-    """C09"""
+    """The tail is evicted first: without its first block the rest of a chain could not be reached."""
     pool = BlockPool(3)
     table = table_of(pool, 12)
     table.publish(hash_blocks(range(12), 4), 12)
@@ -296,7 +291,7 @@ class TestPublishing:
         return hash_blocks(self.tokens[:num_tokens], 4)
 
     def test_only_full_computed_blocks_are_offered(self, pool):
-        """C08"""
+        """What a block will hold is nobody's hit before it is stored."""
         table = table_of(pool, 12)  # room for the whole prompt
         assert pool.lookup(self.names()) == []  # nothing is computed yet
         table.publish(self.names(), 6)
@@ -305,21 +300,18 @@ class TestPublishing:
         assert pool.lookup(self.names()) == table.blocks
 
     def test_an_aborted_request_has_offered_nothing(self, pool):
-        """C08, T18"""
         table = table_of(pool, 12)
         table.free()
         assert pool.lookup(self.names()) == []
         assert not pool._cached
 
     def test_a_partly_filled_tail_is_never_offered(self, pool):
-        """C08, T01"""
         table = table_of(pool, 6)
         table.publish(self.names(6), 6)
         assert len(self.names(6)) == 1
         assert [pool.is_published(block) for block in table.blocks] == [True, False]
 
     def test_a_block_is_offered_by_the_token_that_fills_it(self, pool):
-        """C08, T03"""
         table = table_of(pool, 6)
         for length in (7, 8):
             table.append(1)
@@ -380,7 +372,6 @@ class TestStartingFromHits:
         return names
 
     def test_hits_are_shared_and_the_rest_is_new(self):
-        """T01"""
         pool = BlockPool(10)
         first = table_of(pool, 15)
         first.publish(hash_blocks(self.tokens[:15], 4), 15)
@@ -394,7 +385,6 @@ class TestStartingFromHits:
         pool.check_invariants([first, second])
 
     def test_hits_are_not_evicted_for_the_new_blocks_of_the_same_request(self):
-        """T06"""
         pool = BlockPool(2)
         names = self.cached(pool, 8)
         head, tail = pool.lookup(names)
@@ -406,7 +396,6 @@ class TestStartingFromHits:
         assert pool.lookup(names) == [head]
 
     def test_a_shortage_leaves_hits_and_their_order_alone(self):
-        """T08"""
         pool = BlockPool(10)
         names = self.cached(pool, 24)
         running = BlockTable(pool, 4)
@@ -447,7 +436,6 @@ class TestStartingFromHits:
         pool.check_invariants([table])
 
     def test_without_caching_a_shortage_is_an_answer(self):
-        """T07"""
         pool = BlockPool(4, enable_prefix_caching=False)
         names = self.cached(pool, 10)
         assert pool.num_free == 4

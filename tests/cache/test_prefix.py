@@ -44,11 +44,10 @@ class TestHashing:
         assert hash_blocks(tokens, 4, known=[b"x" * 32])[0] == b"x" * 32
 
     def test_equal_tokens_behind_another_prefix_have_another_name(self):
-        """C07 (b)"""
+        """A hash that left out the parent would share keys of another text."""
         assert hash_blocks([1, 2, 3, 4], 2)[1] != hash_blocks([9, 9, 3, 4], 2)[1]
 
     def test_every_input_is_in_the_digest(self):
-        """C07 (a)"""
         parent, other = hash_block(None, [1]), hash_block(None, [2])
         names = [
             hash_block(None, [3, 4]),
@@ -65,7 +64,6 @@ class TestHashing:
         assert len(set(names)) == len(names)
 
     def test_keys_of_different_kinds_do_not_meet(self):
-        """C07 (c)"""
         names = [
             hash_block(None, [1], [("salt", "s")]),
             hash_block(None, [1], [("adapter", "s")]),
@@ -89,7 +87,7 @@ class TestHashing:
 
 class TestSalt:
     def test_the_first_block_carries_it_for_the_whole_chain(self):
-        """T11"""
+        """Later blocks know the salt through their parent's hash only."""
         tokens = list(range(12))
         plain, salted = hash_blocks(tokens, 4), hash_blocks(tokens, 4, salt="salt1")
         assert not set(plain) & set(salted)
@@ -97,7 +95,6 @@ class TestSalt:
         assert salted[1] == hash_block(salted[0], tokens[4:8])
 
     def test_requests_with_another_salt_share_nothing(self):
-        """T11, C07 (c)"""
         pool = BlockPool(32)
         tokens = list(range(13))
         cached = [run(pool, tokens, 4, salt=salt)[1] for salt in ("salt1", "salt1", "salt2", None, None)]
@@ -109,13 +106,12 @@ class TestSalt:
 
 @pytest.mark.parametrize(("num_tokens", "blocks"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (12, 2)])
 def test_at_least_one_token_is_left_to_compute(num_tokens, blocks):
-    """C05"""
+    """Without one there are no logits to sample from."""
     assert usable_hits(num_tokens, 4) == blocks
 
 
 @pytest.mark.parametrize(("length", "expected"), [(8, 4), (9, 8)])
 def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(length, expected):
-    """C05"""
     pool = BlockPool(16)
     tokens = list(range(50, 50 + length))
     first, cached = run(pool, tokens, 4)
@@ -129,7 +125,7 @@ def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(length, exp
 
 
 def test_a_reassigned_block_is_not_found_under_its_old_name():
-    """C06: block size 2, three blocks. A check of the tokens alone would find [7, 8]."""
+    """Block size 2, three blocks. A check of the tokens alone would find [7, 8]."""
     pool = BlockPool(3)
     finish(pool, [1, 2, 7, 8], 2)
     finish(pool, [3, 4, 7, 8], 2)
@@ -138,7 +134,6 @@ def test_a_reassigned_block_is_not_found_under_its_old_name():
 
 
 def test_a_reused_block_loses_its_hash():
-    """T05"""
     pool = BlockPool(1)
     tokens = list(range(16))
     finish(pool, tokens, 16)
@@ -149,7 +144,6 @@ def test_a_reused_block_loses_its_hash():
 
 
 def test_a_partial_block_is_evicted_before_full_ones():
-    """C09, first run"""
     pool = BlockPool(4)
     a = list(range(11))
     finish(pool, a, 4)
@@ -159,7 +153,7 @@ def test_a_partial_block_is_evicted_before_full_ones():
 
 
 def test_a_chain_is_evicted_from_its_tail():
-    """C09, second run"""
+    """Without its first block the rest of a chain could not be reached."""
     pool = BlockPool(4)
     a = list(range(12))
     finish(pool, a, 4)
@@ -168,7 +162,6 @@ def test_a_chain_is_evicted_from_its_tail():
 
 
 def test_a_hit_refreshes_every_block_of_the_chain():
-    """C09"""
     pool = BlockPool(4)
     a, b = list(range(9)), list(range(100, 109))
     finish(pool, a[:8], 4)
@@ -180,7 +173,6 @@ def test_a_hit_refreshes_every_block_of_the_chain():
 
 
 def test_decode_fills_names_and_extends():
-    """T03"""
     pool = BlockPool(10)
     tokens = list(range(78))
     table, _ = run(pool, tokens[:55], 16)
@@ -193,7 +185,6 @@ def test_decode_fills_names_and_extends():
 
 
 def test_a_request_that_does_not_read_the_cache_still_feeds_it():
-    """T12"""
     pool = BlockPool(16)
     tokens = [*range(48), 0]
     runs = [run(pool, tokens, 16, read_cache=read) for read in (False, True, False)]
@@ -206,7 +197,7 @@ def test_a_request_that_does_not_read_the_cache_still_feeds_it():
 
 
 def test_two_equal_prompts_share_all_but_what_must_be_computed():
-    """C12: the suffix continues at the position behind the hits, in blocks of its own."""
+    """The suffix continues at the position after the hits, in blocks of its own."""
     pool = BlockPool(16)
     tokens = list(range(10))
     first, _ = run(pool, tokens, 4)
@@ -217,7 +208,6 @@ def test_two_equal_prompts_share_all_but_what_must_be_computed():
 
 
 def test_reset_during_and_after_two_requests():
-    """T09"""
     pool = BlockPool(16)
     tokens = list(range(10))
     tables = [run(pool, tokens, 4)[0] for _ in range(2)]

@@ -84,7 +84,7 @@ def test_rows_of_another_dtype_are_refused():
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_a_copy_takes_every_byte_of_the_block(dtype):
-    """C21"""
+    """Scales included."""
     storage = storage_of(dtype)
     fill_blocks(storage)
     before = [bytes_of(storage, block) for block in range(6)]
@@ -154,7 +154,7 @@ def read(storage: KVStorage, table: BlockTable, num_tokens: int) -> tuple[torch.
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_a_copied_tail_reads_the_same_on_both_sides(dtype):
-    """C21 (c), (d): key and value scales differ by far, so that neither can stand in for the other."""
+    """Key and value scales differ by far, so that neither can stand in for the other."""
     storage = storage_of(dtype)
     pool = BlockPool(6)
     parent = BlockTable(pool, 4)
@@ -173,7 +173,7 @@ def test_a_copied_tail_reads_the_same_on_both_sides(dtype):
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.int8, 0.005), (torch.float8_e4m3fn, 0.07)])
 def test_a_large_token_does_not_spoil_a_small_neighbour(dtype, limit):
-    """C21 (a), (e): a zero row, a small one and a large one in one block."""
+    """A zero row, a small one and a large one in one block."""
     storage = storage_of(dtype)
     table = BlockTable(BlockPool(2), 4)
     rows = [torch.zeros(1, 3, 8), torch.rand(1, 3, 8) * 0.01 + 0.001, torch.rand(1, 3, 8) * 10]

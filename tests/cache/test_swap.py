@@ -38,7 +38,7 @@ def state(space: SwapSpace, *tables: BlockTable) -> tuple:
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_contents_survive_the_way_out_and_back(dtype):
-    """C21 (d): scales included"""
+    """Scales included."""
     space = space_of(dtype)
     table = BlockTable(space.device_pool, 4)
     table.append(10)

@@ -65,7 +65,7 @@ def assert_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("length", [8, 9, 10])
 def test_a_hit_gives_the_logits_of_a_cold_run(length):
-    """C05, C12 (b): positions go on behind the cached keys, and those are attended to."""
+    """Positions go on after the cached keys, and those are attended to."""
     server = Server()
     tokens = PROMPT[:length]
     table, rest = server.admit(tokens)
@@ -80,7 +80,7 @@ def test_a_hit_gives_the_logits_of_a_cold_run(length):
 
 
 def test_two_equal_prompts_in_one_batch_give_the_cold_logits():
-    """C12 (a)"""
+    """The second attends to the keys of the first, not only to its own."""
     server = Server()
     work = [server.admit(PROMPT), server.admit(PROMPT)]
     assert [len(rest) for _, rest in work] == [10, 10]  # neither has computed anything yet
@@ -89,7 +89,7 @@ def test_two_equal_prompts_in_one_batch_give_the_cold_logits():
 
 
 def test_forks_that_write_in_one_step_do_not_see_each_others_tokens():
-    """C01"""
+    """The half-filled last block is copied before anybody writes to it."""
     server = Server()
     parent, rest = server.admit(PROMPT)
     server.forward([(parent, rest)])
@@ -106,7 +106,7 @@ def test_forks_that_write_in_one_step_do_not_see_each_others_tokens():
 
 
 def test_a_swapped_family_goes_on_where_it_was():
-    """C21 (d)"""
+    """Parent and child read the same from the tokens that they share, before the swap and after it."""
     server = Server(num_blocks=6)
     space = SwapSpace.create(server.pool, server.storage, 6)
     parent, rest = server.admit(PROMPT)

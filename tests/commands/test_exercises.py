@@ -76,6 +76,7 @@ def test_check_shows_what_was_expected(course, capsys):
     assert "block_table: failed" in said and "expected" in said and "hint" in said
 
 
+@pytest.mark.slow
 def test_reset_gives_back_the_exercise_and_keeps_every_version_of_the_learner(course, capsys):
     """Slow because a kernel runs the exercise as handed out, twice."""
     for version in (1, 2):

@@ -1,4 +1,4 @@
-"""min-p, top-k and top-p: C28."""
+"""min-p, top-k and top-p: at least one token stays, the one that crosses top_p among them; off means off."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""From logits to tokens: C27, C28, and the sampling half of C24."""
+"""From logits to tokens: greedy is argmax for each row, filters at their edges, and seeds that go on after a
+preemption."""
 
 import math
 

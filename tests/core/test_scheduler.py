@@ -16,7 +16,7 @@ def ids(requests) -> list[str]:
 
 
 def test_prompts_share_the_budget_and_only_finished_prefills_are_sampled() -> None:
-    """C26: budget 8; 3 + 5, then 1 + 7, then 8 tokens; the long prompt says nothing before its last token."""
+    """Budget 8; 3 + 5, then 1 + 7, then 8 tokens; the long prompt says nothing before its last token."""
     model = HashModel()
     engine = make_engine(model=model, max_num_batched_tokens=8)
     engine.add_request("short", [1, 2, 3], greedy(2, ignore_eos=True))
@@ -31,7 +31,7 @@ def test_prompts_share_the_budget_and_only_finished_prefills_are_sampled() -> No
 
 @pytest.mark.parametrize("budget", range(2, 22))
 def test_output_is_the_same_at_every_chunk_size(budget: int) -> None:
-    """C18, C26: each token is fed once, in order, whatever the chunks; so the text does not change."""
+    """Each token is fed once, in order, whatever the chunks; so the text does not change."""
     prompts = [list(range(1, 21)), [5, 6, 7], [9] * 8]
     engine = make_engine(max_num_batched_tokens=budget, max_num_seqs=2)
     assert serve(engine, prompts, LONG) == [alone(p, LONG)[0] for p in prompts]
@@ -52,7 +52,7 @@ def test_without_chunked_prefill_a_prompt_is_computed_in_one_step() -> None:
 
 
 def test_a_running_request_without_tokens_in_a_step_is_left_out_of_the_batch() -> None:
-    """C26: the older request grows into the blocks that the prompt needs: for a step the prompt gets nothing,
+    """The older request grows into the blocks that the prompt needs: for a step the prompt gets nothing,
     is in no batch, and then is preempted; it says what it would have said."""
     model = HashModel()
     engine = make_engine(model=model, num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2)
@@ -132,13 +132,13 @@ def test_watermark_holds_for_admission_only() -> None:
 
 
 def test_a_prompt_that_fits_an_empty_pool_is_admitted_whatever_the_watermark() -> None:
-    """C22 (c): a watermark of 90 % refuses nobody when nothing runs."""
+    """A watermark of 90 % refuses nobody when nothing runs."""
     engine = make_engine(num_blocks=4, watermark=0.9)
     assert serve(engine, [[1] * 12, [2] * 12], greedy(2)) == [alone([n] * 12, greedy(2))[0] for n in (1, 2)]
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_when_it_is_added() -> None:
-    """C22 (a): both numbers in the message, and the request behind it is served."""
+    """Both numbers in the message, and the request after it is served."""
     engine = make_engine(num_blocks=4)
     with pytest.raises(ValueError, match="prompt has 20 tokens: it needs 5 blocks, the pool has 4"):
         engine.add_request("large", [1] * 20, greedy())
@@ -157,7 +157,7 @@ def test_more_samples_than_fit_are_refused_when_they_are_added() -> None:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_a_request_alone_in_a_full_pool_ends_with_length(preemption: str) -> None:
-    """C22 (b): 16 slots, prompt 12: the 5th token is sampled and has no slot; nobody could make room."""
+    """16 slots, prompt 12: the 5th token is sampled and has no slot; nobody could make room."""
     engine = make_engine(num_blocks=4, preemption=preemption)
     engine.add_request("a", [1] * 12, greedy(8, ignore_eos=True))
     output = run(engine, max_steps=8)["a"].outputs[0]
@@ -168,7 +168,7 @@ def test_a_request_alone_in_a_full_pool_ends_with_length(preemption: str) -> Non
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_of_several_samples_the_last_ends_first_when_the_pool_is_full(preemption: str) -> None:
-    """C22 (b) for n = 2: the sample that ends early makes room for the other, which is not changed."""
+    """n = 2: the sample that ends early makes room for the other, which is not changed."""
     params = SamplingParams(n=2, seed=3, max_tokens=20, ignore_eos=True)
     engine = make_engine(num_blocks=6, preemption=preemption)
     engine.add_request("a", [1] * 9, params)
@@ -191,7 +191,7 @@ def preemption_scene(preemption: str) -> Engine:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_the_youngest_is_preempted_and_returns_before_new_requests_enter(preemption: str) -> None:
-    """C24: whoever gave way comes back first, and says what it would have said without."""
+    """Whoever gave way comes back first, and says what it would have said without."""
     engine = preemption_scene(preemption)
     seen: list[tuple[str, ...]] = []
     outputs = {}
@@ -279,7 +279,7 @@ def test_auto_takes_what_costs_less(block_seconds: float, kind: str) -> None:
 @pytest.mark.parametrize("chunk", [3, 64])
 @pytest.mark.parametrize("after", range(10))
 def test_preemption_at_every_output_length_changes_nothing(after: int, chunk: int, preemption: str) -> None:
-    """C24: preempted at output length 0 … 9, and again 4 tokens later, with small chunks: each token is kept,
+    """Preempted at output length 0 … 9, and again 4 tokens later, with small chunks: each token is kept,
     sampled and streamed once, seeded draws go on where they were, max_tokens counts from the prompt."""
     params = SamplingParams(seed=7, max_tokens=14, ignore_eos=True, logprobs=2)
     engine = make_engine(max_num_batched_tokens=chunk, max_num_seqs=2, preemption=preemption)
@@ -311,7 +311,7 @@ def test_preemption_at_every_output_length_changes_nothing(after: int, chunk: in
 @pytest.mark.parametrize("chunk", [4, 64])
 @pytest.mark.parametrize("after", range(1, 8))
 def test_samples_share_the_prompt_again_after_a_preemption(after: int, chunk: int, preemption: str) -> None:
-    """C24 with n = 3: recomputed, the prompt is computed once and forked; no block more than before."""
+    """n = 3: recomputed, the prompt is computed once and forked; no block more than before."""
     params = SamplingParams(n=3, seed=5, max_tokens=10, ignore_eos=True)
     engine = make_engine(max_num_batched_tokens=chunk, max_num_seqs=4, preemption=preemption)
     engine.add_request("a", [1, 2, 3, 4, 5, 6], params)
@@ -363,7 +363,7 @@ def test_a_long_prompt_is_not_starved_by_running_decodes() -> None:
 
 
 def test_a_step_that_can_do_nothing_raises() -> None:
-    """C22: the guard. A row that nobody holds and nobody gives back makes the only request unschedulable."""
+    """The guard against an endless loop. Without a row that is free the only request cannot be scheduled."""
     engine = make_engine(max_num_seqs=1)
     engine.manager._free_rows.clear()
     engine.add_request("a", [1], greedy())
@@ -372,7 +372,7 @@ def test_a_step_that_can_do_nothing_raises() -> None:
 
 
 def test_a_request_that_ends_for_lack_of_blocks_makes_room_for_the_next() -> None:
-    """C22: the one behind it could not enter before; it does in the next step, and is served whole."""
+    """The one after it could not enter before; it does in the next step, and is served whole."""
     engine = make_engine(num_blocks=4)
     engine.add_request("a", [1] * 12, greedy(8, ignore_eos=True))
     engine.add_request("b", [2] * 12, greedy(4, ignore_eos=True))
@@ -388,7 +388,7 @@ def test_a_step_without_requests_does_nothing() -> None:
 
 
 def test_a_decode_takes_a_block_only_when_its_token_needs_one() -> None:
-    """C02: a prompt of 8 in blocks of 4 takes 2; the 9th token, stored a step after it was sampled, the
+    """A prompt of 8 in blocks of 4 takes 2; the 9th token, stored a step after it was sampled, the
     third."""
     for chunk in (4, 8):
         engine = make_engine(max_num_batched_tokens=chunk, max_num_seqs=1)

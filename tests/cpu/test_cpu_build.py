@@ -39,7 +39,9 @@ def test_it_is_compiled_once_and_then_found(fresh_load, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_change_of_any_source_compiles_again(fresh_load, monkeypatch):
+    """Slow: the compiler runs twice."""
     build.load()
     header = fresh_load / build.HEADERS[0].name
     header.write_text(build.HEADERS[0].read_text() + "// changed\n")

@@ -19,7 +19,9 @@ from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_tokenizers import ByteTokenizer
 
-SCHEDULES = 120 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
+FUZZ = int(os.environ.get("MINIPAGED_FUZZ", "1"))
+SCHEDULES = 20 * FUZZ
+GROUPS = min(FUZZ, 6)
 MAX_MODEL_LEN = 40
 NUM_REQUESTS = 6
 
@@ -184,10 +186,10 @@ def may_lack_blocks(asked: Asked, settings: dict[str, Any]) -> bool:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("group", range(6))
+@pytest.mark.parametrize("group", range(GROUPS))
 def test_whatever_breaks_nothing_is_said_twice_lost_or_different(group: int) -> None:
     broken = 0
-    for seed in range(group, SCHEDULES, 6):
+    for seed in range(group, SCHEDULES, GROUPS):
         listener, settings, failures = play(seed)
         broken += failures
         expected = undisturbed(listener.asked)

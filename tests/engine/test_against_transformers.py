@@ -73,17 +73,20 @@ def test_eight_chats_at_once_equal_transformers(block_size: int) -> None:
                 assert output.num_cached_tokens == usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [16, 256], ids=["paged", "contiguous"])
 def test_each_chat_alone_equals_transformers(block_size: int) -> None:
+    """Slow: sixteen chats, one after the other."""
     llm = make_llm(block_size, enable_prefix_caching=False)
     for index, prompt in enumerate(prompts()):
         (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
         assert_equals_reference(output.outputs[0], index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_chats_in_a_pool_too_small_for_them_equal_transformers(preemption: str) -> None:
-    """20 blocks of 16: some of the eight are preempted on the way."""
+    """20 blocks of 16: some of the eight are preempted on the way. Slow, being so many tokens in float32."""
     llm = make_llm(16, num_blocks=20, preemption=preemption, enable_prefix_caching=False)
     for index, output in enumerate(llm.generate(prompts(), PARAMS, use_tqdm=False)):
         assert_equals_reference(output.outputs[0], index)

@@ -1,4 +1,4 @@
-"""Beam search: C30, and the blocks it holds."""
+"""Beam search: scores by output length, finished beams, ties, and the blocks that beams hold."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Incremental text: C36."""
+"""Incremental text: characters that span tokens."""
 
 import pytest
 from hypothesis import given

@@ -89,13 +89,13 @@ def test_batched_equals_alone(block_size: int) -> None:
 
 @pytest.mark.parametrize("chunk", [*range(1, 18), 40])
 def test_chunked_equals_whole(chunk: int) -> None:
-    """C18: at every chunk size, beside other requests."""
+    """At every chunk size, beside other requests."""
     serve_all(tiny_engine(max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 4)), PROMPTS)
 
 
 @pytest.mark.parametrize("chunks", [[10], [4, 4, 2], [1] * 10])
 def test_logits_and_stored_keys_do_not_depend_on_the_chunks(chunks: list[int]) -> None:
-    """C18: a prompt of 10 as 10, as 4 + 4 + 2 and token by token: logits and K/V agree within 1e-5."""
+    """A prompt of 10 as 10, as 4 + 4 + 2 and token by token: logits and K/V agree within 1e-5."""
 
     def prefill(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model, tokens = llama(), torch.tensor(PROMPTS[0])
@@ -117,7 +117,7 @@ def test_logits_and_stored_keys_do_not_depend_on_the_chunks(chunks: list[int]) -
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("after", range(12))
 def test_preempted_at_every_point_equals_undisturbed(after: int, preemption: str) -> None:
-    """C24: at output length 0 … 11, beside a neighbour, with small chunks."""
+    """At output length 0 … 11, beside a neighbour, with small chunks."""
     engine = tiny_engine(max_num_batched_tokens=6, max_num_seqs=2, preemption=preemption)
     engine.add_request("neighbour", PROMPTS[3], PARAMS)
     engine.add_request("a", PROMPTS[0], PARAMS)
@@ -146,7 +146,7 @@ def test_pressed_equals_calm(preemption: str) -> None:
 
 
 def test_prefix_cached_equals_cold() -> None:
-    """C05, C12: cold, whole prompt cached, one token more, and the prompt with its answer as the next
+    """Cold, whole prompt cached, one token more, and the prompt with its answer as the next
     prompt."""
     engine = tiny_engine(enable_prefix_caching=True)
     serve_all(engine, PROMPTS)

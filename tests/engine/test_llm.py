@@ -234,7 +234,7 @@ def test_outputs_come_in_the_order_of_the_prompts() -> None:
 
 
 def test_one_bad_prompt_leaves_nothing_half_added() -> None:
-    """C33: the bad one is last; nothing is queued, and the next call is not disturbed."""
+    """The bad one is last; nothing is queued, and the next call is not disturbed."""
     llm = make_llm()
     with pytest.raises(ValueError, match="prompt has 64 tokens, max_model_len is 64"):
         llm.generate([[1, 2], [3], [4] * 64], GREEDY, use_tqdm=False)
@@ -340,7 +340,7 @@ def test_a_stream_yields_every_token() -> None:
 
 @pytest.mark.parametrize("way", ["close", "break", "raise", "drop"])
 def test_a_stream_left_behind_frees_its_blocks_at_once(way: str) -> None:
-    """C35: after two items close it, break out, raise inside the loop, or lose the last reference."""
+    """After two items close it, break out, raise inside the loop, or lose the last reference."""
     llm = make_llm(enable_prefix_caching=False)
     stream = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True, n=3))
     next(stream)
@@ -381,7 +381,7 @@ def test_a_stream_that_is_never_read_takes_nothing() -> None:
 def test_a_stream_that_is_closed_in_the_middle_of_a_step_ends_with_the_step(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C35: the garbage collector may close a stream that was left behind at any moment."""
+    """The garbage collector may close a stream that was left behind at any moment."""
     llm = make_llm(enable_prefix_caching=False)
     expected = llm.generate("ab", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     stream = llm.stream("xyz", SamplingParams(max_tokens=50, ignore_eos=True))

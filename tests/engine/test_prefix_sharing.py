@@ -29,7 +29,7 @@ def ask(engine: Engine, name: str, prompt: list[int], params: SamplingParams = F
 
 @pytest.mark.parametrize(("length", "cached"), [(8, 4), (9, 8), (7, 4), (3, 0), (4, 0), (12, 8)])
 def test_a_prompt_that_is_cached_whole_still_computes_its_end(length: int, cached: int) -> None:
-    """C05: 8 tokens twice: 4 cached, not 8, for one must be computed; 9 tokens: 8. The third time as well."""
+    """8 tokens twice: 4 cached, not 8, for one must be computed; 9 tokens: 8. The third time as well."""
     prompt = list(range(1, length + 1))
     expected = alone(prompt, FOUR)[0]
     engine = warm_engine()
@@ -41,7 +41,7 @@ def test_a_prompt_that_is_cached_whole_still_computes_its_end(length: int, cache
 
 
 def test_a_hit_starts_at_the_right_position_and_reads_the_cached_keys() -> None:
-    """C12: a prompt of 10, then the same with one more token: computed from position 8, same answer as
+    """A prompt of 10, then the same with one more token: computed from position 8, same answer as
     cold."""
     model = HashModel()
     engine = warm_engine(model)
@@ -54,13 +54,13 @@ def test_a_hit_starts_at_the_right_position_and_reads_the_cached_keys() -> None:
 
 
 def test_two_equal_prompts_in_one_batch_agree() -> None:
-    """C12: neither may read what the other has not stored yet."""
+    """Neither may read what the other has not stored yet."""
     prompt = list(range(1, 11))
     assert serve(warm_engine(), [prompt, prompt], FOUR) == alone(prompt, FOUR) * 2
 
 
 def test_blocks_are_offered_only_when_their_tokens_are_stored() -> None:
-    """C08 (a): a prompt of 12 with budget 6: after the first step one block can be hit, not two or three."""
+    """A prompt of 12 with budget 6: after the first step one block can be hit, not two or three."""
     engine = warm_engine(max_num_batched_tokens=6, max_num_seqs=2)
     prompt = list(range(1, 13))
     engine.add_request("a", prompt, FOUR)
@@ -73,7 +73,7 @@ def test_blocks_are_offered_only_when_their_tokens_are_stored() -> None:
 
 
 def test_an_aborted_request_offers_nothing_it_did_not_compute() -> None:
-    """C08 (b): aborted before its first step, and by an error in it: no hit."""
+    """Aborted before its first step, and by an error in it: no hit."""
     engine = warm_engine()
     prompt = list(range(1, 13))
     engine.add_request("a", prompt, FOUR)
@@ -88,7 +88,7 @@ def test_an_aborted_request_offers_nothing_it_did_not_compute() -> None:
 
 
 def test_a_partly_filled_block_is_not_offered_until_decoding_fills_it() -> None:
-    """C08 (c): a prompt of 6: one block; token 8 is sampled in the second step and stored in the third."""
+    """A prompt of 6: one block; token 8 is sampled in the second step and stored in the third."""
     engine = warm_engine()
     prompt = [1, 2, 3, 4, 5, 6]
     tokens = prompt + alone(prompt, FOUR)[0]
@@ -146,7 +146,7 @@ def test_a_salt_keeps_requests_apart() -> None:
 
 
 def test_a_request_for_prompt_logprobs_computes_its_whole_prompt() -> None:
-    """T12: it takes no hit, others may hit its blocks, and a later one like it takes none either."""
+    """It takes no hit, others may hit its blocks, and a later one like it takes none either."""
     engine = warm_engine()
     prompt = list(range(1, 14))
     scored = greedy(4, ignore_eos=True, prompt_logprobs=1)
@@ -155,7 +155,7 @@ def test_a_request_for_prompt_logprobs_computes_its_whole_prompt() -> None:
 
 
 def test_reset_is_refused_while_blocks_are_held() -> None:
-    """T09: False and nothing cleared; when idle, True and no block keeps a hash."""
+    """False and nothing cleared; when idle, True and no block keeps a hash."""
     engine = warm_engine()
     prompt = list(range(1, 10))
     ask(engine, "a", prompt)
@@ -170,7 +170,7 @@ def test_reset_is_refused_while_blocks_are_held() -> None:
 
 
 def test_a_forced_reset_pushes_running_requests_back_in_order() -> None:
-    """T18: they lose their blocks, not their tokens; the queue keeps its order."""
+    """They lose their blocks, not their tokens; the queue keeps its order."""
     engine = warm_engine()
     for name in "abc":
         engine.add_request(name, [ord(name) % 40] * 9, FOUR)

@@ -23,8 +23,9 @@ PARAMS = {
     "b": SamplingParams(n=2, seed=4, max_tokens=9, ignore_eos=True),
     "c": greedy(9, ignore_eos=True, logprobs=1),
 }
-# Every so many calls one is cut, with `make fuzz` each; some 2600 are made until the requests have ended.
-STRIDE = max(1, 13 // int(os.environ.get("MINIPAGED_FUZZ", "1")))
+# Every so many calls one is cut, in `make check` each 13th, in `make fuzz` each; some 2600 are made until
+# the requests have ended.
+STRIDE = max(1, 78 // int(os.environ.get("MINIPAGED_FUZZ", "1")))
 
 
 def busy_engine(preemption: str = "recompute") -> Engine:

@@ -53,18 +53,18 @@ def scripted(script: list[int], params: SamplingParams) -> tuple[list[int], str 
 
 
 def test_how_an_output_ends() -> None:
-    """T14: EOS stays in the output; a stop id ends it with that id as reason; max_tokens caps; ignore_eos
+    """EOS stays in the output; a stop id ends it with that id as reason; max_tokens caps; ignore_eos
     goes on."""
     assert scripted([10, EOS, 11], greedy()) == ([10, EOS], "stop", None)
     assert scripted([10, 42, 12], greedy(stop_token_ids=[42])) == ([10, 42], "stop", 42)
     assert scripted([10, 11, 12], greedy(2)) == ([10, 11], "length", None)
     assert scripted([10, EOS, 11], greedy(4, ignore_eos=True)) == ([10, EOS, 11, 11], "length", None)
     assert scripted([EOS], greedy()) == ([EOS], "stop", None)  # EOS as the first token
-    assert scripted([10, 2, 11], greedy()) == ([10, 2], "stop", None)  # C32: any of several ends
+    assert scripted([10, 2, 11], greedy()) == ([10, 2], "stop", None)  # any of several ends
 
 
 def test_neither_eos_nor_stop_id_ends_an_output_before_min_tokens() -> None:
-    """T14: min_tokens 5."""
+    """min_tokens 5."""
     for script in ([10, EOS, 11, 12, 13, 14], [10, 42, 11, 12, 13, 14]):
         tokens, reason, _ = scripted(script, greedy(6, min_tokens=5, stop_token_ids=[42]))
         assert len(tokens) == 6 and reason == "length"
@@ -78,7 +78,7 @@ def test_neither_eos_nor_stop_id_ends_an_output_before_min_tokens() -> None:
 def test_prompt_and_output_never_exceed_max_model_len(
     length: int, max_tokens: int | None, expected: int
 ) -> None:
-    """C33: max_model_len 16, block size 4; never more than 4 blocks, and a healthy neighbour is not
+    """max_model_len 16, block size 4; never more than 4 blocks, and a healthy neighbour is not
     touched."""
     engine = make_engine(max_model_len=16)
     engine.add_request("healthy", [7, 8], greedy(10, ignore_eos=True))
@@ -118,7 +118,7 @@ def test_prompt_and_output_never_exceed_max_model_len(
     ],
 )
 def test_a_bad_prompt_is_refused_when_it_is_added(prompt: Any, error: type[Exception], message: str) -> None:
-    """C33: with the value and the limit in the message, and a healthy request beside it is served."""
+    """With the value and the limit in the message, and a healthy request beside it is served."""
     engine = make_engine(max_model_len=16)
     engine.add_request("healthy", [1, 2], greedy(4))
     with pytest.raises(error, match=message):
@@ -136,7 +136,7 @@ def test_settings_that_are_no_sampling_params_are_refused_when_they_are_given(pa
 
 
 def test_zero_max_tokens_is_refused() -> None:
-    """C33: as in vLLM."""
+    """As in vLLM."""
     with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
         SamplingParams(max_tokens=0)
 
@@ -192,7 +192,7 @@ SCENES: dict[str, tuple[Scene, Status]] = {
 
 @pytest.mark.parametrize("state", SCENES)
 def test_an_abort_in_any_state_frees_everything_at_once(state: str) -> None:
-    """C35, T18: blocks, host blocks and rows come home, nothing is emitted, the neighbour's output is the
+    """Blocks, host blocks and rows come home, nothing is emitted, the neighbour's output is the
     same."""
     make, status = SCENES[state]
     engine = make()
@@ -212,7 +212,7 @@ def test_an_abort_in_any_state_frees_everything_at_once(state: str) -> None:
 
 
 def test_aborting_an_unknown_or_finished_request_is_false() -> None:
-    """C35: no error, whether the id was never there, has finished, or was aborted before."""
+    """No error, whether the id was never there, has finished, or was aborted before."""
     engine = make_engine()
     assert engine.abort_request("nobody") is False
     engine.add_request("a", [1], greedy(2))
@@ -228,7 +228,7 @@ def test_aborting_an_unknown_or_finished_request_is_false() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_aborting_one_sample_leaves_its_siblings_as_they_are(index: int, steps: int) -> None:
-    """C35: one child of n = 3, before the prompt is computed, in the middle of it, and after the fork."""
+    """One child of n = 3, before the prompt is computed, in the middle of it, and after the fork."""
     params = SamplingParams(n=3, seed=4, max_tokens=9, ignore_eos=True)
     engine = make_engine(max_num_batched_tokens=6, max_num_seqs=4)
     engine.add_request("x", [1] * 10, params)
@@ -247,7 +247,7 @@ def test_aborting_one_sample_leaves_its_siblings_as_they_are(index: int, steps: 
 
 
 def test_ten_waiting_requests_leave_one_by_one() -> None:
-    """T18: each abort takes exactly one from the queue and from the unfinished requests."""
+    """Each abort takes exactly one from the queue and from the unfinished requests."""
     engine = make_engine()
     for i in range(10):
         engine.add_request(str(i), [i + 1], greedy())

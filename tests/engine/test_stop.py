@@ -1,4 +1,4 @@
-"""Where a sequence ends and what text it has: T14, C33 and the text half of C36."""
+"""Where a sequence ends and what text it has: EOS, stop ids, stop strings, limits, characters cut in half."""
 
 from itertools import pairwise
 

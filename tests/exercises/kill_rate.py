@@ -1,13 +1,10 @@
-"""Which planted mistakes the graders find: `python tests/exercises/kill_rate.py` prints it for every task."""
+"""Which planted mistakes the graders find: `python -m tests.exercises.kill_rate` prints it for every task."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.exercises.proof import Proof  # noqa: E402
+from tests.exercises.proof import Proof
 
 
 def proofs() -> list[Proof]:
@@ -23,8 +20,7 @@ def main() -> int:
         found = [proof.is_caught(wrong) for wrong in proof.wrong]
         print(f"{proof.task:<18}{sum(found):>4}/{len(found)}")
         for wrong, killed in zip(proof.wrong, found, strict=True):
-            case = f" ({wrong.case})" if wrong.case else ""
-            print(f"{'':<29}{'' if killed else 'MISSED  '}{wrong.name}{case}: {wrong.fails}")
+            print(f"{'':<29}{'' if killed else 'MISSED  '}{wrong.name}: {wrong.fails}")
         caught, planted = caught + sum(found), planted + len(found)
     print(f"{caught} of {planted} planted mistakes found: kill rate {100 * caught / planted:.0f} %")
     return 0 if caught == planted else 1

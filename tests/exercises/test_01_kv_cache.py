@@ -52,7 +52,6 @@ def multiplications(prompt_tokens, new_tokens, head_size):
         Wrong(
             "reads the prompt although nothing is written",
             "without a step nothing",
-            case="C33",
             replace=("prompt_tokens + new_tokens)", "prompt_tokens + max(1, new_tokens))"),
         ),
     ],
@@ -156,7 +155,6 @@ class MyCachedAttention:
         Wrong(
             "takes query head h to KV head h modulo their number",
             "query head h reads KV head",
-            case="C15",
             replace=(
                 "values = self.values.repeat_interleave(group, dim=1)",
                 "values = self.values.repeat(1, group, 1)",
@@ -165,7 +163,6 @@ class MyCachedAttention:
         Wrong(
             "counts positions from 0 in each step",
             "the position of a token is how many came before",
-            case="C12",
             replace=("position = len(self.keys)", "position = 0"),
         ),
         Wrong(

@@ -23,13 +23,11 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
         Wrong(
             "takes bits for bytes",
             "two vectors in each layer",
-            case="C38",
             replace=("bits_per_number // 8", "bits_per_number"),
         ),
         Wrong(
             "counts 32 bits whatever the format",
             "two vectors in each layer",
-            case="C38",
             replace=("bits_per_number // 8", "4"),
         ),
         Wrong(
@@ -40,13 +38,11 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
         Wrong(
             "derives the head size",
             "reads the head size",
-            case="C32",
             replace=("model.head_size", "model.hidden_size // model.num_query_heads"),
         ),
         Wrong(
             "one scale for each number",
             "each vector brings one scale",
-            case="C21",
             replace=(
                 "model.head_size * bits_per_number // 8 + scale_bytes",
                 "model.head_size * (bits_per_number / 8 + scale_bytes)",
@@ -55,7 +51,6 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
         Wrong(
             "one scale for each token",
             "each vector brings one scale",
-            case="C21",
             replace=(
                 "model.head_size * bits_per_number // 8 + scale_bytes\n    return vectors * bytes_per_vector",
                 "model.head_size * bits_per_number // 8\n    return vectors * bytes_per_vector + scale_bytes",
@@ -64,7 +59,6 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
         Wrong(
             "forgets the scales",
             "each vector brings one scale",
-            case="C21",
             replace=("bits_per_number // 8 + scale_bytes", "bits_per_number // 8"),
         ),
     ],
@@ -106,13 +100,11 @@ def memory_plan(card, parameters, bits, reserve, token_bytes, block_size, tokens
         Wrong(
             "a block too many at exact multiples",
             "a request takes whole blocks",
-            case="C02",
             replace=("math.ceil(tokens_per_request / block_size)", "tokens_per_request // block_size + 1"),
         ),
         Wrong(
             "rounds the blocks of a request down",
             "a request takes whole blocks",
-            case="C02",
             replace=(
                 "math.ceil(tokens_per_request / block_size)",
                 "max(1, tokens_per_request // block_size)",
@@ -129,7 +121,6 @@ def memory_plan(card, parameters, bits, reserve, token_bytes, block_size, tokens
         Wrong(
             "plans with a negative rest",
             "a model that does not fit raises ValueError",
-            case="C22",
             replace=("if kv_bytes < 0:", "if False:"),
         ),
         Wrong(

@@ -65,7 +65,6 @@ class MyArena:
         Wrong(
             "refuses a hole of exactly the size",
             "a hole that is used up is gone",
-            case="C02",
             replace=("if hole >= size:", "if hole > size:"),
         ),
         Wrong(
@@ -106,13 +105,11 @@ class MyArena:
         Wrong(
             "frees a strip twice",
             "free of what is no strip",
-            case="C03",
             replace=("self.strips.pop(start)", "self.strips[start]"),
         ),
         Wrong(
             "says nothing when there is no strip",
             "free of what is no strip",
-            case="C03",
             replace=('raise ValueError(f"no strip begins at slot {start}")', "return"),
         ),
     ],
@@ -162,7 +159,6 @@ def waste(num_slots, strips, holes, next_size):
         Wrong(
             "takes a hole of exactly the size for too short",
             "shares are of all slots",
-            case="C02",
             replace=("size < next_size", "size <= next_size"),
         ),
         Wrong(

@@ -67,18 +67,16 @@ class MyBlockPool:
 """,
         ),
         Wrong(
-            "frees twice", "a wrong free raises", case="C03", replace=("if wrong or", "if False and wrong or")
+            "frees twice", "a wrong free raises", replace=("if wrong or", "if False and wrong or")
         ),
         Wrong(
             "frees a block twice in one call",
             "a wrong free raises",
-            case="C03",
             replace=("or len(set(blocks)) < len(blocks)", ""),
         ),
         Wrong(
             "never takes a block back",
             "freed blocks can be given out again",
-            case="C03",
             replace=("self.unused += blocks", "pass"),
         ),
         Wrong(
@@ -130,13 +128,11 @@ class MyBlockTable:
         Wrong(
             "a block too many at exact multiples",
             "takes a block only when a token needs one",
-            case="C02",
             replace=("-(-total // self.block_size)", "(total // self.block_size + 1)"),
         ),
         Wrong(
             "rounds down",
             "takes a block only when a token needs one",
-            case="C02",
             replace=("-(-total // self.block_size)", "total // self.block_size"),
         ),
         Wrong(
@@ -163,7 +159,6 @@ class MyBlockTable:
         Wrong(
             "keeps its blocks after free",
             "free gives every block back once",
-            case="C03",
             replace=(
                 "        self.blocks = []\n        self.num_tokens = 0\n        ### END",
                 "        ### END",

@@ -62,7 +62,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "reads nothing of a last block that is full",
             "averages the values of all tokens",
-            case="C02",
             replace=(
                 "p = torch.arange(length)",
                 "p = torch.arange(length - block_size * (length % block_size == 0))",
@@ -86,7 +85,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "scales by the head size padded to a power of two",
             "weights are the softmax of scores divided",
-            case="C14",
             replace=("head_size**0.5", "(1 << (head_size - 1).bit_length()) ** 0.5"),
         ),
         Wrong(
@@ -97,7 +95,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "takes query head h to KV head h modulo their number",
             "query head h reads KV head",
-            case="C15",
             source=batched(
                 "keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)",
                 "keys, values = keys.repeat(1, 1, group, 1), values.repeat(1, 1, group, 1)",
@@ -119,7 +116,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "masks scores and not values",
             "what lies in unused slots does not matter",
-            case="C16",
             source=batched(
                 "slots = blocks * block_size",
                 "slots = block_tables[:, positions // block_size].long() * block_size",
@@ -128,7 +124,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "adds minus infinity to scores",
             "what lies in unused slots does not matter",
-            case="C16",
             source=batched(
                 "slots = blocks * block_size",
                 "slots = block_tables[:, positions // block_size].long() * block_size",
@@ -151,7 +146,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "looks up the padding of a table",
             "padding of a table is never followed",
-            case="C16",
             source=batched(
                 "slots = blocks * block_size",
                 "slots = block_tables[:, positions // block_size].long() * block_size",
@@ -163,7 +157,6 @@ PAGED_ATTENTION = Proof(
         Wrong(
             "NaN for a sequence without tokens",
             "a sequence without tokens gives 0",
-            case="C17",
             source=batched(".nan_to_num(0)", ""),
         ),
         Wrong(

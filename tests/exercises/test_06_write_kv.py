@@ -41,19 +41,16 @@ WRITE_KV = Proof(
         Wrong(
             "no mask for the head size",
             "head sizes and numbers of heads that fill no tile",
-            case="C14",
             replace=("(head < NUM_HEADS) & (dims < HEAD_SIZE)", "(head < NUM_HEADS) & (dims >= 0)"),
         ),
         Wrong(
             "no mask for the number of heads",
             "head sizes and numbers of heads that fill no tile",
-            case="C14",
             replace=("(head < NUM_HEADS) & (dims < HEAD_SIZE)", "(head >= 0) & (dims < HEAD_SIZE)"),
         ),
         Wrong(
             "masks the load and not the store",
             "head sizes and numbers of heads that fill no tile",
-            case="C14",
             replace=(
                 "tl.store(value_cache_ptr + target, value, mask=real)",
                 "tl.store(value_cache_ptr + target, value)",
@@ -62,13 +59,11 @@ WRITE_KV = Proof(
         Wrong(
             "multiplies in 32 bits",
             "addresses of blocks far behind",
-            case="C13",
             replace=(".to(tl.int64)", ""),
         ),
         Wrong(
             "widens the product",
             "addresses of blocks far behind",
-            case="C13",
             source=LOOP.replace("tl.cast(slot, tl.int64)", "slot").replace(
                 "place = (wide // BLOCK_SIZE) * stride_block",
                 "place = ((wide // BLOCK_SIZE) * stride_block).to(tl.int64)",
@@ -93,7 +88,6 @@ WRITE_KV = Proof(
         Wrong(
             "leaves a loop with break, which only the interpreter takes",
             "the kernel compiles for a card, too",
-            case="C20",
             source=LOOP.replace(
                 "range(NUM_HEADS):",
                 "range(HEADS_PADDED):\n            if head >= NUM_HEADS:\n                break",

@@ -65,7 +65,6 @@ def my_decode_kernel(
         Wrong(
             "forgets the last, partly filled tile",
             "one tile of keys",
-            case="C02",
             replace=("range(0, context_len, TILE)", "range(0, context_len // TILE * TILE, TILE)"),
         ),
         Wrong(
@@ -79,13 +78,11 @@ def my_decode_kernel(
         Wrong(
             "takes the query head modulo the group",
             "query heads that share a KV head",
-            case="C15",
             replace=("kv_head = head // GROUP", "kv_head = head % (tl.num_programs(0) // GROUP)"),
         ),
         Wrong(
             "loads values of idle lanes and gives them weight 0",
             "what is not this sequence's",
-            case="C16",
             replace=(
                 "tl.load(value_cache_ptr + rows[:, None] + dims[None, :], mask=real, other=0.0)",
                 "tl.load(value_cache_ptr + rows[:, None] + dims[None, :], mask=in_head[None, :], other=0.0)",
@@ -94,31 +91,26 @@ def my_decode_kernel(
         Wrong(
             "no mask for the head size",
             "a head size that fills no tile",
-            case="C14",
             replace=("live[:, None] & in_head[None, :]", "live[:, None] & (dims >= 0)[None, :]"),
         ),
         Wrong(
             "begins with a number that seems low enough",
             "scores may be large, or far below zero",
-            case="C17",
             replace=('maximum = float("-inf")', "maximum = -1e4"),
         ),
         Wrong(
             "divides by nothing",
             "a sequence without keys",
-            case="C17",
             replace=("tl.where(total > 0.0, total, 1.0)", "total"),
         ),
         Wrong(
             "multiplies in 32 bits",
             "addresses of blocks far behind",
-            case="C13",
             replace=(".to(tl.int64)", ""),
         ),
         Wrong(
             "lets a variable of the loop change its type, which only the interpreter takes",
             "the kernel compiles for a card, too",
-            case="C20",
             replace=("total = 0.0", "total = 0"),
         ),
     ],
@@ -175,13 +167,11 @@ def my_combine(maximum, total, acc):
         Wrong(
             "begins with the maximum 0",
             "large and small scores",
-            case="C17",
             replace=("maximum.max(dim=0).values", "maximum.max(dim=0).values.clamp(min=0)"),
         ),
         Wrong(
             "gives an empty part a number that seems low enough",
             "empty parts add nothing",
-            case="C17",
             replace=(
                 "largest = maximum.max",
                 "maximum = maximum.where(total > 0, -1e4)\n    largest = maximum.max",
@@ -190,13 +180,11 @@ def my_combine(maximum, total, acc):
         Wrong(
             "takes minus infinity from minus infinity",
             "a head without any key",
-            case="C17",
             replace=("torch.where(largest == -torch.inf, 0.0, largest)", "largest"),
         ),
         Wrong(
             "divides by nothing",
             "a head without any key",
-            case="C17",
             replace=("torch.where(total > 0, total, 1.0)", "total"),
         ),
     ],

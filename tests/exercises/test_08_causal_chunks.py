@@ -19,7 +19,6 @@ def my_chunk_mask(num_queries, num_keys):
         Wrong(
             "aligned to the first key",
             "more keys than queries",
-            case="C18",
             replace=(" + num_keys - num_queries", ""),
         ),
         Wrong("does not see itself", "a whole prompt", replace=("key <= query", "key < query")),
@@ -27,7 +26,6 @@ def my_chunk_mask(num_queries, num_keys):
         Wrong(
             "aligned to the first key, with decode as a special case",
             "more keys than queries",
-            case="C18",
             source="""
 def my_chunk_mask(num_queries, num_keys):
     if num_queries == 1:
@@ -38,7 +36,6 @@ def my_chunk_mask(num_queries, num_keys):
         Wrong(
             "slices to a negative end",
             "more queries than keys",
-            case="C17",
             source="""
 def my_chunk_mask(num_queries, num_keys):
     mask = torch.zeros(num_queries, num_keys).bool()
@@ -50,7 +47,6 @@ def my_chunk_mask(num_queries, num_keys):
         Wrong(
             "lets every query see a key, so that no softmax is empty",
             "more queries than keys",
-            case="C17",
             replace=("key <= query", "key <= query.clamp(min=0)"),
         ),
     ],
@@ -85,13 +81,11 @@ def my_chunked_prefill(model, tokens, chunk_lens, cache, slots):
         Wrong(
             "begins the positions of every chunk at 0",
             "in pieces the same as at once",
-            case="C12",
             replace=("torch.arange(start, stop)", "torch.arange(length)"),
         ),
         Wrong(
             "attends to the chunk's own keys only",
             "in pieces the same as at once",
-            case="C12",
             replace=(
                 "model.attend(query, keys, values, my_chunk_mask(length, stop))",
                 "model.attend(query, key, value, my_chunk_mask(length, length))",
@@ -100,7 +94,6 @@ def my_chunked_prefill(model, tokens, chunk_lens, cache, slots):
         Wrong(
             "masks from the first key",
             "in pieces the same as at once",
-            case="C18",
             replace=("my_chunk_mask(length, stop)", "torch.ones(length, stop).tril()"),
         ),
         Wrong(
@@ -133,13 +126,11 @@ def my_chunked_prefill(model, tokens, chunk_lens, cache, slots):
         Wrong(
             "gives the logits of every token of the last chunk",
             "a prompt in one piece",
-            case="C26",
             replace=("hidden[-1]", "hidden"),
         ),
         Wrong(
             "gives the logits behind the first chunk",
             "in pieces the same as at once",
-            case="C26",
             replace=("        start = stop\n", "        return model.logits(hidden[-1])\n"),
         ),
         Wrong(

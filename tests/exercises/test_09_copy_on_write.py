@@ -48,13 +48,11 @@ class MySharedPool:
         Wrong(
             "starts at zero",
             "a block has one holder when it is given out",
-            case="C03",
             replace=("self.holders[block] = 1", "self.holders[block] = 0"),
         ),
         Wrong(
             "frees at the first free",
             "a shared block is free only after its last holder",
-            case="C03",
             replace=("if self.holders[block] == 0:", "if True:"),
         ),
         Wrong(
@@ -65,13 +63,11 @@ class MySharedPool:
         Wrong(
             "frees what nobody holds",
             "a wrong share or free raises ValueError",
-            case="C03",
             replace=("if len(set(held)) < len(blocks):", "if False:"),
         ),
         Wrong(
             "counts a block named twice as two",
             "a wrong share or free raises ValueError",
-            case="C03",
             replace=("len(set(held)) < len(blocks)", "len(held) < len(blocks)"),
         ),
         Wrong(
@@ -129,13 +125,11 @@ class MyForkingTable:
         Wrong(
             "writes into the sibling's block",
             "who writes first into a shared last block",
-            case="C01",
             replace=("self.pool.ref_count(self.blocks[-1]) > 1", "False"),
         ),
         Wrong(
             "shares without counting",
             "a fork takes no block and shares every one",
-            case="C01",
             replace=("        self.pool.share(self.blocks)\n", ""),
         ),
         Wrong(
@@ -146,13 +140,11 @@ class MyForkingTable:
         Wrong(
             "keeps hold of what it copied from",
             "who writes first into a shared last block",
-            case="C01",
             replace=("            self.pool.free([shared])\n", ""),
         ),
         Wrong(
             "copies a full block",
             "a full last block is not copied",
-            case="C02",
             replace=("n > 0 and has_room and", "n > 0 and bool(self.blocks) and"),
         ),
         Wrong(

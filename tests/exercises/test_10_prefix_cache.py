@@ -25,25 +25,21 @@ def my_block_hashes(token_ids, block_size, salt=None):
         Wrong(
             "hashes the block alone",
             "the same tokens behind another past",
-            case="C07",
             replace=("hashlib.sha256(parent + ", "hashlib.sha256("),
         ),
         Wrong(
             "hashes the half-filled block too",
             "one hash for every full block",
-            case="T01",
             replace=("len(token_ids) - block_size + 1", "len(token_ids)"),
         ),
         Wrong(
             "misses the last block of an exact multiple",
             "one hash for every full block",
-            case="C02",
             replace=("len(token_ids) - block_size + 1", "len(token_ids) - block_size"),
         ),
         Wrong(
             "forgets the salt",
             "a salt keeps customers apart",
-            case="C07",
             replace=("repr(salt).encode()", 'b""'),
         ),
         Wrong(
@@ -54,7 +50,6 @@ def my_block_hashes(token_ids, block_size, salt=None):
         Wrong(
             "uses Python's own hash",
             "equal beginnings have equal hashes, in every process",
-            case="C07",
             source="""
 def my_block_hashes(token_ids, block_size, salt=None):
     hashes, parent = [], hash(salt or "no salt")
@@ -138,7 +133,6 @@ class MyPrefixCache:
         Wrong(
             "keeps the key of a block that is handed out",
             "a block that is handed out again is forgotten",
-            case="C06",
             replace=("                del self.block_of[key]\n", "                pass\n"),
         ),
         Wrong(

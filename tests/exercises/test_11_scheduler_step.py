@@ -55,19 +55,16 @@ class MyScheduler:
         Wrong(
             "queues what can never run",
             "a request that can never run is refused",
-            case="C22",
             replace=("if needed > self.num_blocks:", "if False:"),
         ),
         Wrong(
             "looks at the prompt only",
             "a request that can never run is refused",
-            case="C22",
             replace=("needed = -(-(prompt + output) //", "needed = -(-prompt //"),
         ),
         Wrong(
             "refuses what exactly fits",
             "a request that can never run is refused",
-            case="C22",
             replace=("if needed > self.num_blocks:", "if needed >= self.num_blocks:"),
         ),
         Wrong(
@@ -101,7 +98,6 @@ class MyScheduler:
         Wrong(
             "forgets the last token of who gave way",
             "who gave way loses no token and gets none twice",
-            case="C24",
             replace=(
                 "                self.release(youngest)\n",
                 "                self.release(youngest)\n                self.tokens[youngest] -= 1\n",

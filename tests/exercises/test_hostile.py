@@ -1,6 +1,6 @@
 """Submissions that attack their grader: each scores nothing for the item and is named, and stops nobody.
 
-C39 and C40. An attack of attacks.txt stands in the answer cell of exercise 04's allocator; the block table in
+An attack of attacks.txt stands in the answer cell of exercise 04's allocator; the block table in
 the same notebook is right, and so is everything of a learner who comes later.
 """
 
@@ -94,6 +94,7 @@ def test_what_is_right_elsewhere_is_marked_all_the_same(marks):
     assert list(marks)[-1] == "zoe"
 
 
+@pytest.mark.slow
 def test_the_grader_is_what_it_was(marks):
     assert not MODULE.read_text().endswith("x")
     assert grade_answer(TASKS["allocator"], {"allocator": RIGHT}).passed

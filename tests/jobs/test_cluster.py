@@ -15,6 +15,7 @@ from minipaged.jobs.worker import serve_here
 from tests.jobs.tiny_jobs import JOB, engine_settings, prompts, read, write
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make scale")
+pytestmark = pytest.mark.extra
 
 
 def mortal_actor(folder: Path) -> type:
@@ -41,7 +42,6 @@ def mortal_actor(folder: Path) -> type:
     return MortalActor
 
 
-@pytest.mark.slow
 def test_two_workers_one_killed_half_way_answer_each_line_once_as_one_process_does(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else it kills workers where memory is short
     settings = engine_settings(tmp_path)

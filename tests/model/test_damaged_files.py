@@ -86,7 +86,7 @@ def test_file_with_flipped_bytes_loads_or_is_refused(
     content = save_gguf(tmp_path / "whole.gguf", TINY, weights, metadata=metadata).read_bytes()
     path = tmp_path / "damaged.gguf"
     outcomes = set()
-    for seed in range(600 * int(os.environ.get("MINIPAGED_FUZZ", "1"))):
+    for seed in range(100 * int(os.environ.get("MINIPAGED_FUZZ", "1"))):
         damaged = bytearray(content)
         chance = random.Random(seed)
         for _ in range(chance.choice((1, 1, 2, 8))):

@@ -1,4 +1,4 @@
-"""GGUF files: read as llama.cpp writes them, refused by name for what we do not compute (case C31)."""
+"""GGUF files: read as llama.cpp writes them, refused by name for what we do not compute."""
 
 import dataclasses
 from pathlib import Path

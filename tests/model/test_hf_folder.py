@@ -1,4 +1,4 @@
-"""Hugging Face folders: safetensors in one or many files, strict to the last tensor (case C32)."""
+"""Hugging Face folders: safetensors in one or many files, strict to the last tensor."""
 
 import dataclasses
 import json

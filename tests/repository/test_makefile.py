@@ -43,7 +43,7 @@ def test_commands_in_the_documents_exist():
 
 @pytest.mark.parametrize(
     "target",
-    ["demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site", "browser"],
+    ["check", "demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site", "long"],
 )
 def test_every_command_sets_up_first(target):
     done = make("--dry-run", target)
@@ -56,10 +56,18 @@ def test_every_command_sets_up_first(target):
 
 def test_test_runs_unit_tests_and_notebooks_each_file_in_one_process():
     planned = make("--dry-run", "test").stdout
-    assert "pytest -n 2 tests" in planned
+    assert "pytest -n 2 --dist=worksteal tests" in planned
     if list(ROOT.glob("notebooks/*.ipynb")):
         assert "--nbval" in planned
         assert "--dist=loadfile" in planned
+
+
+def test_check_runs_what_test_runs_and_what_it_leaves_out():
+    planned = make("--dry-run", "check").stdout
+    assert make("--dry-run", "test").stdout.splitlines() == planned.splitlines()[:-1]
+    left_out, run_later = re.findall('-m "([^"]+)"', planned)
+    assert left_out == "not slow and not extra and not browser"
+    assert run_later == "(slow or fuzz or extra) and not browser"
 
 
 def test_exercises_that_somebody_may_be_solving_are_run_again_in_ci_only():

@@ -2,14 +2,13 @@
 
 import ast
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
+from checkout import ROOT
 
 from coursekit.publish import build, home, translate
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SHAPE = [
@@ -188,9 +187,9 @@ def test_a_badge_under_the_title_opens_the_lesson_in_colab(path):
 
 
 def package_names():
-    """Every public function and class that a module of the package defines at its top; graders aside."""
+    """Every public function and class that a module of the packages defines at its top; graders aside."""
     names = set()
-    for path in (ROOT / "minipaged").rglob("*.py"):
+    for path in (*(ROOT / "minipaged").rglob("*.py"), *(ROOT / "coursekit").rglob("*.py")):
         if "grading" in path.parts:
             continue
         for node in ast.parse(path.read_text()).body:

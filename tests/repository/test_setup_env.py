@@ -171,8 +171,9 @@ def test_python_without_ensurepip_names_the_package_to_install(script, monkeypat
         script.create_venv()
 
 
+@pytest.mark.slow
 def test_without_network_the_command_fails_with_one_sentence(tmp_path):
-    """The whole script against an index nobody answers for. Takes some seconds: it creates a venv."""
+    """The whole script against an index nobody answers for. Slow: it creates a venv."""
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/setup_env.py", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # the compiler runs for eight kernels
 REPOSITORY = Path(__file__).parents[3]
 
 

@@ -36,7 +36,7 @@ def offsets_kernel(out_ptr, blocks_ptr, positions_ptr, stride_block, stride_slot
     [(7768, 480 * 576, 2147696640), (699051, 16 * 3 * 64, 2147484672)],
 )
 def test_offsets_of_high_block_ids_do_not_wrap(block, stride_block, offset):
-    """C13: both offsets are just past 2**31, from an int32 table."""
+    """Both offsets are just past 2**31, from an int32 table."""
     out = torch.zeros(2, dtype=torch.int64)
     blocks = torch.tensor([block, 0], dtype=torch.int32)
     positions = torch.tensor([32, 3], dtype=torch.int32)
@@ -46,7 +46,7 @@ def test_offsets_of_high_block_ids_do_not_wrap(block, stride_block, offset):
 
 @pytest.mark.parametrize("kernel", DECODE)
 def test_a_pool_of_more_than_two_billion_values_is_addressed(kernel):
-    """C13: the third block lies 2**31 values behind the first. Pages never touched take no memory."""
+    """The third block lies 2**31 values after the first. Pages never touched take no memory."""
     small = make_problem([10], num_kv_heads=2, group=2)
     memory = torch.empty(2**31 + 2**12, dtype=torch.int8)
     strides = (2**30, 64, 32, 1)
@@ -75,7 +75,7 @@ class LargePool(Problem):
 @pytest.mark.parametrize("head_size", [48, 80, 96, 112])
 @pytest.mark.parametrize("kernel", DECODE)
 def test_head_sizes_that_are_no_power_of_two(kernel, head_size):
-    """C14: padding lanes must not reach the neighbour head, whose slots hold 1e4 here."""
+    """Padding lanes must not reach the neighbour head, whose slots hold 1e4 here."""
     problem = make_problem([9], num_kv_heads=2, group=1, head_size=head_size)
     for cache in (problem.layer.key, problem.layer.value):
         cache[:, :, 1] = 1e4
@@ -91,7 +91,7 @@ def test_head_sizes_that_are_no_power_of_two(kernel, head_size):
 )
 @pytest.mark.parametrize("kernel", ["decode_grouped", "decode_split", "prefill", "torch"])
 def test_any_number_of_query_heads_per_kv_head(kernel, query_heads, kv_heads):
-    """C15: rows of padding must not become the next group's heads."""
+    """Rows of padding must not become the next group's heads."""
     problem = make_problem(
         [17], num_kv_heads=kv_heads, group=query_heads // kv_heads, head_size=64, block_size=16
     )
@@ -113,7 +113,7 @@ def test_no_kv_head_is_refused():
 
 @pytest.mark.parametrize("kernel", DECODE)
 def test_never_written_slots_do_not_reach_the_output(kernel):
-    """C16: 5 tokens in blocks of 4; all else is NaN, the blocks that pad the table too."""
+    """5 tokens in blocks of 4; all else is NaN, the blocks that pad the table too."""
     problem = make_problem([5])
     assert problem.layer.key.isnan().any() and problem.batch.block_tables.shape[1] > 2
     output = DECODE[kernel](problem)
@@ -178,7 +178,7 @@ def test_one_very_negative_score_still_has_the_whole_weight(kernel):
 
 @pytest.mark.parametrize("kernel", RAGGED)
 def test_a_suffix_is_masked_by_absolute_position(kernel):
-    """C18: two queries over five keys with equal weights and values 1 to 5: averages 2.5 and 3."""
+    """Two queries over five keys with equal weights and values 1 to 5: averages 2.5 and 3."""
     problem = make_problem([5], [2], num_kv_heads=1, group=1)
     problem.query.zero_()
     for position in range(5):
@@ -191,7 +191,7 @@ def test_a_suffix_is_masked_by_absolute_position(kernel):
 @pytest.mark.parametrize("kernel", RAGGED)
 @pytest.mark.parametrize("chunks", [[4, 4, 2], [1] * 10])
 def test_chunked_prefill_equals_prefill_in_one_go(kernel, chunks):
-    """C18: the outputs and the cached bytes are the same, however a prompt of ten tokens is cut."""
+    """The outputs and the cached bytes are the same, however a prompt of ten tokens is cut."""
     whole = make_problem([10], [10], group=3)
     key, value = (rows[0].float() for rows in (whole.keys, whole.values))
     expected = RAGGED[kernel](whole)

@@ -1,6 +1,6 @@
 """Small kernels with known faults, compiled by a child process; prints their reports as JSON.
 
-Run as a script without TRITON_INTERPRET: `python tests.coursekit.aot.toy_kernels.py sm_90`.
+Run as a script without TRITON_INTERPRET: `python tests/coursekit/aot/toy_kernels.py sm_90`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which cell is the answer, in notebooks that people and tools have been at (C40)."""
+"""Which cell is the answer, in notebooks that people and tools have been at."""
 
 import json
 import os
