@@ -1,16 +1,11 @@
-"""The most likely token of every row: in one pass over the logits where there is a compiled kernel for it."""
+"""The most likely token of every row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_int64, c_void_p
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from minipaged.cpu import build
 
 ARGMAX_BLOCK = 256  # numbers; of 64 to 512 as fast as any
 
@@ -35,16 +30,10 @@ def find_largest(logits: Tensor, request_of: Callable[[int], str]) -> Tensor:
     Raises BadLogitsError for the first row whose largest logit is not finite; NaN counts as the largest.
     `request_of` names the request of a row.
     """
-    is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
-    kernel = _load_kernel() if is_plain else None
-    if kernel is None:
-        token_ids = first_largest(logits)
-        bad = (~logits.gather(1, token_ids[:, None])[:, 0].isfinite()).nonzero()
-        first_bad = int(bad[0]) if len(bad) else len(logits)
-    else:
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
-        first_bad = kernel(logits.data_ptr(), token_ids.data_ptr(), *logits.shape)
-    if first_bad < len(logits):
+    token_ids = first_largest(logits)
+    bad = (~logits.gather(1, token_ids[:, None])[:, 0].isfinite()).nonzero()
+    if len(bad):
+        first_bad = int(bad[0])
         raise BadLogitsError(request_of(first_bad), first_bad, float(logits[first_bad, token_ids[first_bad]]))
     return token_ids
 
@@ -60,14 +49,3 @@ def first_largest(x: Tensor) -> Tensor:
     blocks = x.unflatten(1, (-1, ARGMAX_BLOCK))  # [R, V / block, block]
     best = blocks.amax(dim=-1).argmax(dim=-1)  # [R], torch.argmax promises the first of equals
     return best * ARGMAX_BLOCK + blocks[torch.arange(len(x)), best].argmax(dim=-1)
-
-
-@cache
-def _load_kernel() -> Callable[..., int] | None:
-    """`largest_float32` of kernels/largest.cpp; None where no kernels could be built."""
-    library = build.load()
-    if library is None:
-        return None
-    function: Any = library.largest_float32
-    function.argtypes, function.restype = [c_void_p, c_void_p, c_int64, c_int64], c_int64
-    return function

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec, KVStorage, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from coursekit.figures import gathered_through_table
 from coursekit.lesson import compare, pick_device, show_source, table
 from coursekit.widgets import Stepper

@@ -32,7 +32,7 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
 // which numbers that are not finite are known. (Fast maths knows none.)
 struct Best { Bits sizes; float value; int64_t place; };
 
-static void keep_largest(Best& best, const Lanes* sums, int64_t panel) {
+static void keep_argmax(Best& best, const Lanes* sums, int64_t panel) {
     const Lanes most = sums[0] > sums[1] ? sums[0] : sums[1];
     float value = most[0];
     for (int i = 1; i < LANES; i++) value = std::max(value, most[i]);
@@ -63,7 +63,7 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
 template <typename T> void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
     const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
-    const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -FLT_MAX, 0});
+    const std::vector<Best> nothing(p.after == ARGMAX ? p.rows : 0, Best{{}, -FLT_MAX, 0});
     std::vector<Best> all = nothing;
 #pragma omp parallel
     {
@@ -85,7 +85,7 @@ template <typename T> void product(const Product<T>& p) {
                     Lanes sums[MOST_ROWS][2];
                     multiply<T>(end - begin, x + begin * depth, p.words, weight, p.words, sums);
                     for (int64_t row = begin; row < end; row++)
-                        if (p.after == LARGEST) keep_largest(seen[first + row], sums[row - begin], panel);
+                        if (p.after == ARGMAX) keep_argmax(seen[first + row], sums[row - begin], panel);
                         else finish(p, sums[row - begin], first + row, panel);
                 }
         }

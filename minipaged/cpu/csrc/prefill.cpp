@@ -1,6 +1,7 @@
 // Attention of prompts for a CPU: several query tokens of a sequence at once. The job of prefill.py on a GPU.
-// A task is some tokens of a sequence and one KV head. Its keys and values are laid out anew, each read once through
-// the block table, so that scores and sums of values are products of tiles; between the two is the softmax of each row.
+// A task is some tokens of a sequence and one KV head. Its keys and values are laid out once more, each read once
+// through the block table, so that scores and sums of values are products of tiles; between the two is the softmax of
+// each row.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -14,7 +15,8 @@ template <typename T> struct Scratch {
     std::vector<float> scores;
 };
 
-// Lay out the `len` keys and values that a task sees. What is behind them, up to `padded`, repeats the last one.
+// Lay out the `len` keys and values that a task sees. What comes after them, up to `padded`, repeats the last
+// one.
 template <typename T>
 static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t len, int64_t padded, Scratch<T>& s) {
     constexpr int64_t per_word = 4 / sizeof(T);
@@ -38,7 +40,7 @@ static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t le
     }
 }
 
-// weights = exp(scale * (scores - largest)) of the first `len`, 0 behind; returns their sum.
+// weights = exp(scale * (scores - largest)) of the first `len`, 0 after them; returns their sum.
 template <typename T> static float softmax(float* scores, int64_t len, int64_t padded, float scale, T* weights) {
     std::fill(scores + len, scores + padded, -1e30f);
     Lanes most = load(scores), total = {};
