@@ -16,7 +16,8 @@ BACKENDS = ("auto", "torch", "triton", "reference")
 def get_backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:
     """The backend called `name` for tensors on `device`.
 
-    "auto" is Triton on a GPU and plain torch elsewhere, which `minipaged.cpu.accelerate` makes faster; a GPU without Triton gets torch and one warning.
+    "auto" is Triton on a GPU and plain torch elsewhere; a GPU without Triton gets torch and one warning. On a
+    CPU `minipaged.cpu.accelerate` may put faster code in the place of plain torch.
     Raises ValueError for an unknown name and for a device the backend cannot serve, ImportError when
     "triton" is asked for by name and is not installed.
     """

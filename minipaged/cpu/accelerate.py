@@ -1,7 +1,7 @@
 """The seam between the engine and this folder: a model and its attention go in, faster ones come out.
 
-Nothing else outside this folder knows of compiled kernels. What cannot be made faster comes out as it went in:
-on a GPU, without a compiler, in a dtype or of a size that the kernels do not know.
+The engine knows nothing else of this folder. What cannot be made faster comes out as it went in: on a GPU,
+without a compiler, in a dtype or of a size that the kernels do not know.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def accelerate(
 ) -> tuple[LoadedModel, AttentionBackend]:
     """The model and its attention backend, as fast as they can be on the CPU here.
 
-    The model that is given is used up: its plain weights are freed one by one. With `keep_weights` it stays as
-    it is, and only attention is faster.
+    The model that is given is used up: its plain weights are freed one by one. With `keep_weights` it stays
+    as it is, and only attention is faster.
     """
     if loaded.model.device.type != "cpu":
         return loaded, backend

@@ -1,6 +1,6 @@
-// The layers of a model: first what a layer does to each row beside products and attention, in one pass over memory
-// each (torch makes a pass, and a tensor, of every operation); then all layers in one call, for a call from Python takes
-// longer than many of them compute. Numbers are float32 between load and store.
+// The layers of a model: first what a layer does to each row beside products and attention, in one pass over
+// memory each (torch makes a pass, and a tensor, of every operation); then all layers in one call, for a call
+// from Python takes longer than many of them compute. Numbers are float32 between load and store.
 #include "arguments.h"
 
 constexpr int64_t WORTH_THREADS = 1 << 14;  // numbers; for fewer, waking a thread costs more than it saves
@@ -9,12 +9,15 @@ constexpr int64_t WORTH_THREADS = 1 << 14;  // numbers; for fewer, waking a thre
 template <typename T>
 static void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t size, float eps) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) rms_norm_row(x + row * size, weight, out + row * size, size, eps);
+    for (int64_t row = 0; row < rows; row++)
+        rms_norm_row(x + row * size, weight, out + row * size, size, eps);
 }
 
-// Turn, in place, the pairs (x[i], x[i + half]) of each head; row r of x begins at r * stride. cos, sin: [rows, half]
+// Turn, in place, the pairs (x[i], x[i + half]) of each head; row r of x begins at r * stride. cos, sin:
+// [rows, half]
 template <typename T>
-static void rotate(T* x, const T* cos, const T* sin, int64_t rows, int64_t stride, int64_t heads, int64_t half) {
+static void rotate(T* x, const T* cos, const T* sin, int64_t rows, int64_t stride, int64_t heads,
+                   int64_t half) {
 #pragma omp parallel for if (rows * heads * half > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < heads; head++)
@@ -27,11 +30,11 @@ static void rotate(T* x, const T* cos, const T* sin, int64_t rows, int64_t strid
             }
 }
 
-// cache[slots[row]] = key or value of the row, which begins at row * stride. A negative slot is padding. Returns how
-// many slots are beyond the cache; their rows are not stored.
+// cache[slots[row]] = key or value of the row, which begins at row * stride. A negative slot is padding.
+// Returns how many slots are beyond the cache; their rows are not stored.
 template <typename T>
-static int64_t write_kv(const T* key, const T* value, const int64_t* slots, T* keys, T* values, int64_t num_slots,
-                        int64_t rows, int64_t stride, int64_t size) {
+static int64_t write_kv(const T* key, const T* value, const int64_t* slots, T* keys, T* values,
+                        int64_t num_slots, int64_t rows, int64_t stride, int64_t size) {
     int64_t beyond = 0;
 #pragma omp parallel for reduction(+ : beyond) if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
@@ -45,12 +48,14 @@ static int64_t write_kv(const T* key, const T* value, const int64_t* slots, T* k
 }
 
 template <typename T> static void multiply(Product<T> p, const T* x, T* out, int64_t rows) {
-    p.x = x, p.out = out, p.rows = rows;
+    p.x = x;
+    p.out = out;
+    p.rows = rows;
     product(p);
 }
 
-// What CompiledLayer of modules.py does, layer after layer. x is changed in place. Returns how many slots are beyond
-// the cache, and stops there.
+// What CompiledLayer of modules.py does, layer after layer. x is changed in place. Returns how many slots are
+// beyond the cache, and stops there.
 template <typename T> static int64_t run_layers(const Layers<T>& s) {
     Decodes<T> decodes = s.decodes;
     Prompts<T> prompts = s.prompts;
@@ -60,7 +65,8 @@ template <typename T> static int64_t run_layers(const Layers<T>& s) {
     for (int64_t i = 0; i < s.num_layers; i++) {
         const Layer<T>& layer = s.layers[i];
         T *const keys = s.keys + i * s.layer_stride, *const values = s.values + i * s.layer_stride;
-        decodes.keys = prompts.keys = keys, decodes.values = prompts.values = values;
+        decodes.keys = prompts.keys = keys;
+        decodes.values = prompts.values = values;
         multiply(layer.qkv, s.x, s.heads, s.rows);
         rotate(s.heads, s.cos, s.sin, s.rows, stride, turned, size / 2);
         // All keys of the step before any of its queries reads: requests may share blocks that it fills.
@@ -89,4 +95,5 @@ extern "C" const Functions<bfloat16> functions_bfloat16;
 const Functions<float> functions_float32;
 const Functions<bfloat16> functions_bfloat16;
 extern "C" const Field layout_Functions[] = {
-    AT(Functions<float>, norm), AT(Functions<float>, turn), AT(Functions<float>, store), END(Functions<float>)};
+    AT(Functions<float>, norm), AT(Functions<float>, turn), AT(Functions<float>, store),
+    END(Functions<float>)};

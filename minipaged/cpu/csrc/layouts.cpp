@@ -1,4 +1,5 @@
-// Where each field of the structures of arguments.h lies. abi.py compares this with its own when the library is loaded.
+// Where each field of the structures of arguments.h lies. abi.py compares this with its own when the library
+// is loaded.
 #include "arguments.h"
 
 // For all dtypes alike: they hold pointers to numbers, and no number of a dtype.
@@ -7,11 +8,11 @@ typedef Prompts<float> Q;
 typedef Product<float> P;
 typedef Layer<float> L;
 typedef Layers<float> S;
-static_assert(sizeof(S) == sizeof(Layers<bfloat16>) && sizeof(L) == sizeof(Layer<bfloat16>), "one layout for all");
+static_assert(sizeof(S) == sizeof(Layers<bfloat16>), "one layout for all dtypes");
 
 extern "C" const Field layout_Decodes[] = {
-    AT(D, query), AT(D, keys), AT(D, values), AT(D, out), AT(D, seqs), AT(D, rows), AT(D, lens), AT(D, tables),
-    AT(D, num_seqs), AT(D, table_stride), AT(D, block_size), AT(D, query_stride),
+    AT(D, query), AT(D, keys), AT(D, values), AT(D, out), AT(D, seqs), AT(D, rows), AT(D, lens),
+    AT(D, tables), AT(D, num_seqs), AT(D, table_stride), AT(D, block_size), AT(D, query_stride),
     AT(D, heads), AT(D, kv_heads), AT(D, size), AT(D, kv_together), AT(D, scale), END(D)};
 extern "C" const Field layout_Prompts[] = {
     AT(Q, query), AT(Q, keys), AT(Q, values), AT(Q, out), AT(Q, tasks), AT(Q, tables),

@@ -1,7 +1,7 @@
-// Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums while
-// they are in registers.
-// With few rows the time goes into reading the weight: it is laid out once in the order of reading (packing.py), each
-// part is asked for before it is needed, and used for up to 12 rows while it is in the processor.
+// Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums
+// while they are in registers. With few rows the time goes into reading the weight: it is laid out once in
+// the order of reading (packing.py), each part is asked for before it is needed, and used for up to 12 rows
+// while it is in the processor.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -19,7 +19,8 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     if (p.after == GATE) {
         float denominator[LANES];
         store(sums[0], denominator);
-#pragma omp simd  // without it the compiler writes the loop out before it looks for vectors; exp(89) is infinite
+// Without the pragma the compiler writes the loop out before it looks for vectors. exp(89) is infinite.
+#pragma omp simd
         for (int i = 0; i < LANES; i++) denominator[i] = 1 + std::exp(std::min(-denominator[i], 88.0f));
         store(sums[0] / load(denominator) * sums[1], out);
     } else for (int i = 0; i < 2; i++) {
@@ -28,8 +29,8 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     }
 }
 
-// Of a row, what a thread has seen: the largest sum, its first place, and in `sizes` the largest bits without sign, by
-// which numbers that are not finite are known. (Fast maths knows none.)
+// Of a row, what a thread has seen: the largest sum, its first place, and in `sizes` the largest bits without
+// sign, by which numbers that are not finite are known. (Fast maths knows none.)
 struct Best { Bits sizes; float value; int64_t place; };
 
 static void keep_argmax(Best& best, const Lanes* sums, int64_t panel) {
@@ -43,7 +44,8 @@ static void keep_argmax(Best& best, const Lanes* sums, int64_t panel) {
     if (value <= best.value) return;
     int i = 0;
     while (i < WIDTH - 1 && sums[i / LANES][i % LANES] < value) i++;
-    best.value = value, best.place = panel * WIDTH + i;
+    best.value = value;
+    best.place = panel * WIDTH + i;
 }
 
 // Put together what the threads have seen; the place is -1 in a row with a number that is not finite.
@@ -52,8 +54,10 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
         Best& best = all[row];
         const Best& other = seen[row];
         best.sizes = other.sizes > best.sizes ? other.sizes : best.sizes;
-        if (other.value > best.value || (other.value == best.value && other.place < best.place))
-            best.value = other.value, best.place = other.place;
+        if (other.value > best.value || (other.value == best.value && other.place < best.place)) {
+            best.value = other.value;
+            best.place = other.place;
+        }
         uint32_t size = 0;
         for (int i = 0; i < LANES; i++) size = std::max(size, best.sizes[i]);
         places[row] = size >= 0x7f800000 ? -1 : best.place;
