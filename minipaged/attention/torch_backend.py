@@ -1,9 +1,9 @@
 """Paged attention in plain torch: gather the keys and values of each sequence, then attend to them.
 
 Sequences with one query token are served together, in batched products over gathered keys, sequences of
-about the same length in one. The others are served one after the other, each with a causal mask aligned to the
-bottom right corner, because their queries are the last tokens of their context. Only live slots are read, so
-garbage elsewhere and the block size do not matter.
+about the same length in one. The others are served one after the other, each with a causal mask aligned to
+the bottom right corner, because their queries are the last tokens of their context. Only live slots are read,
+so garbage elsewhere and the block size do not matter.
 
 This runs where there is neither a GPU nor a C++ compiler; with a compiler `minipaged/cpu` takes its place.
 """

@@ -527,7 +527,7 @@ assert max(apart) < 0.15
 # steps of the same two engines, with eight requests and with the crowd.
 #
 # **One thing has to be switched off for that.** On a CPU with a C++ compiler and AVX-512, all layers of the model are
-# one call, and in there is no place for a clock. The backend says so (`fuses_layers`), and can be told not to: then
+# one call, and in it there is no place for a clock. The backend says so (`fuses_layers`), and can be told not to: then
 # each layer is called by itself. That is another way to the same numbers, and a slower one. So every watched step has
 # a neighbour that runs as yours do, without clocks, and a third that only calls layer by layer.
 
@@ -568,6 +568,8 @@ def step(engine, *, clocks, fused):
     return seconds, watch.take()
 
 
+# %%
+PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
 WAYS = {
     "as you run it": {"clocks": False, "fused": True},
     "layer by layer": {"clocks": False, "fused": False},
@@ -589,7 +591,6 @@ def take_turns(llm, rounds=8):
 
 
 # %% tags=["nbval-ignore-output"]
-PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
 whole, steps = {}, {}
 for name, (llm, *_) in {"eight requests": by_strips, "the crowd": by_blocks}.items():
     whole[name], steps[name] = take_turns(llm)
