@@ -26,14 +26,17 @@ if __package__ in (None, ""):
 from benchmarks import records
 from benchmarks.quiet import FOREIGN_LIMIT, when_quiet
 from coursekit.stopwatch import Stopwatch
-from minipaged.attention.torch_backend import TorchBackend
+from minipaged.attention import get_backend
 from minipaged.config import CacheConfig, EngineConfig
-from minipaged.cpu.accelerate import prepare_for_cpu
-from minipaged.cpu.modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
+from minipaged.cpu import kernels as cpu_kernels
+from minipaged.cpu.accelerate import accelerate
+from minipaged.cpu.backend import CpuBackend
+from minipaged.cpu.modules import CompiledLinear, CompiledRMSNorm
 from minipaged.cpu.packing import PackedLinear, pack_weights
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
-from minipaged.model.llama import MLP, Attention, Linear, RMSNorm
+from minipaged.model import llama
+from minipaged.model.llama import MLP, Linear, RMSNorm
 from minipaged.model.loading import load_model
 from minipaged.sampling_params import SamplingParams
 
@@ -58,22 +61,22 @@ PARTS = (
 
 def new_engine(variant: str, dtype: torch.dtype) -> Engine:
     """An engine for SmolLM2 on the CPU, made of what the variant allows."""
-    model = load_model("smollm2-135m", dtype=dtype)
+    model, backend = load_model("smollm2-135m", dtype=dtype), get_backend("torch")
     if variant == "packed weights":
         pack_weights(model.model)
     elif variant == "own kernels":
-        prepare_for_cpu(model.model)
+        model, backend = accelerate(model, backend)
     return Engine(
         model.model,
         CacheConfig(num_blocks=1024, dtype=dtype, enable_prefix_caching=False),
         EngineConfig(max_model_len=512, max_num_batched_tokens=max(ROWS) * CONTEXT),
         tokenizer=model.tokenizer,
-        backend=TorchBackend(compiled=variant == "own kernels"),
+        backend=backend,
     )
 
 
 def start_decoding(engine: Engine, rows: int) -> None:
-    params = SamplingParams(temperature=0, max_tokens=2 * (WARM_STEPS + STEPS) + 2, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=WARM_STEPS + 4 * STEPS, ignore_eos=True)
     for i in range(rows):
         engine.add_request(str(i), [7 + (i * 31 + j) % 1000 for j in range(CONTEXT)], params)
     for _ in range(1 + WARM_STEPS):
@@ -95,12 +98,15 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     model: Any = engine.runner.model
     watch.around(engine, "step", "tables, scheduling, bookkeeping")
     watch.around(engine_module, "sample", "sampling")
-    watch.around(engine.runner, "most_likely", "sampling")
+    watch.around(engine.runner, "greedy_tokens", "sampling")
     watch.around(model, "forward", "residual sums, views, calls")
-    for head in ("compute_logits", "largest_logits"):
-        if getattr(model, head, None):
-            watch.around(model, head, "head")
+    for head in ("compute_logits", "argmax_tokens"):
+        watch.around(model, head, "head")
     watch.around(model.rotary, "forward", "rotation")
+    watch.around(llama, "rotate", "rotation")
+    kernels = cpu_kernels.load()
+    if kernels is not None:
+        watch.around(kernels, "rotate", "rotation")
     watch.around(engine.runner.backend, "write_kv", "keys and values written")
     watch.around(engine.runner.backend, "paged_attention", "attention")
     for module in model.modules():
@@ -108,24 +114,34 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
             watch.around(module, "forward", "norms")
         elif isinstance(module, Linear | PackedLinear | CompiledLinear) and module is not model.lm_head:
             watch.around(module, "forward", "matrix products")
-        elif isinstance(module, Attention | CompiledLayer):
-            watch.around(module, "rotate", "rotation")
         elif isinstance(module, MLP):
             watch.around(module, "forward", "gate of the MLP")
 
 
 def measure(engine: Engine, rows: int) -> dict[str, Any]:
-    """{"seconds": of a step, "shares": of each part}; the clocks' own time is in the shares only."""
+    """{"seconds": of a step, "one_by_one": of one that fuses no layers, "shares": of the latter's parts}.
+
+    The clocks' own time is in the shares only.
+    """
     start_decoding(engine, rows)
     seconds = time_steps(engine)
+    backend = engine.runner.backend
+    if isinstance(backend, CpuBackend):  # all layers in one call have no place for clocks
+        engine.runner.backend = CpuBackend(fuses_layers=False)
+    one_by_one = time_steps(engine)
     with Stopwatch() as watch:
         watch_parts(engine, watch)
         time_steps(engine)
         taken = watch.take()
     for request_id in list(engine.requests):
         engine.abort_request(request_id)
+    engine.runner.backend = backend
     whole = sum(taken.values())
-    return {"seconds": seconds, "shares": {part: taken.get(part, 0.0) / whole for part in PARTS}}
+    return {
+        "seconds": seconds,
+        "one_by_one": one_by_one,
+        "shares": {part: taken.get(part, 0.0) / whole for part in PARTS},
+    }
 
 
 def profile(repeat: int, limit: float, dtype: torch.dtype) -> dict[str, Any]:
@@ -176,6 +192,9 @@ def render(result: dict[str, Any] | None) -> str:
         title = "One request" if count == "1" else f"{count} requests"
         lines += ["", f"### {title}", "", records.markdown(rows_of_table(result, count)), ""]
         lines += [f"{first} / {last}: {ratio:.2f} × as long a step; {rate:.0f} tokens a second now."]
+        if "one_by_one" in turns[last]:  # recorded since 2026-12
+            slower = turns[last]["one_by_one"] / turns[last]["seconds"]
+            lines[-1] += f" With layers called one by one, as for the shares: {slower:.2f} × as long."
     return "\n".join(lines)
 
 

@@ -55,6 +55,7 @@ class IdleModel:
     """Hands back logits that were made once."""
 
     config = IDLE
+    fuses_argmax = False
 
     def __init__(self, num_running: int) -> None:
         self.hidden = torch.zeros(520 * num_running, IDLE.hidden_size)  # room for all prompts in one step
@@ -125,9 +126,8 @@ def time_steps(engine: Engine, steps: int, *, with_parts: bool) -> dict[str, flo
         watch.around(engine, "step", "rest")
         if isinstance(engine.runner.model, torch.nn.Module):
             watch.around(engine.runner.model, "forward", "model")
-            for head in ("compute_logits", "largest_logits"):
-                if getattr(engine.runner.model, head, None):
-                    watch.around(engine.runner.model, head, "model")
+            for head in ("compute_logits", "argmax_tokens"):
+                watch.around(engine.runner.model, head, "model")
         if with_parts:
             watch_parts(engine, watch)
         for _ in range(steps):
@@ -143,7 +143,7 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     watch.around(engine.scheduler, "schedule", "planning")
     watch.around(engine.runner.builder, "build", "tables")
     watch.around(engine_module, "sample", "sampling")
-    watch.around(engine.runner, "most_likely", "sampling")
+    watch.around(engine.runner, "greedy_tokens", "sampling")
     watch.around(engine._recorder, "record", "records")
     watch.around(engine, "_commit", "new tokens")
     watch.around(engine._outputs, "report", "text and outputs")

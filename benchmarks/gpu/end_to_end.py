@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu.part import Part
-from minipaged.attention.backend import AttentionBackend, get_backend
+from minipaged.attention import AttentionBackend, get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache.storage import KVStorage
 from minipaged.memory import KVSpec, blocks_for

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     require_model_memory(args)
     from coursekit.comparison import serve
     from coursekit.workloads import load_mix
-    from minipaged.cpu.accelerate import prepare_for_cpu
+    from minipaged.attention import get_backend
+    from minipaged.cpu.accelerate import accelerate
     from minipaged.engine.sizing import resolve_device, resolve_dtype
     from minipaged.model.loading import load_model
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(settings.pop("device"))
         dtype = resolve_dtype(settings.pop("dtype"), device)
         model = load_model(settings.pop("model"), dtype=dtype, device=device)
-        prepare_for_cpu(model.model)
+        model, _ = accelerate(model, get_backend("auto", device))
         served = serve(args.mix, model, requests, device=device, use_tqdm=shows_progress(args), **settings)
     report = {
         "mix": args.mix,

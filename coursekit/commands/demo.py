@@ -65,13 +65,14 @@ def demonstrate(args: argparse.Namespace) -> int:
     from coursekit.comparison import equal_outputs, serve
     from coursekit.figures import memory_over_time, save
     from coursekit.workloads import load_mix
-    from minipaged.cpu.accelerate import prepare_for_cpu
+    from minipaged.attention import get_backend
+    from minipaged.cpu.accelerate import accelerate
     from minipaged.engine.sizing import parse_bytes, resolve_device, resolve_dtype
     from minipaged.model.loading import load_model
 
     device = resolve_device("auto")
     model = load_model(args.model, dtype=resolve_dtype(args.dtype, device), device=device)
-    prepare_for_cpu(model.model)
+    model, _ = accelerate(model, get_backend("auto", device))
     requests = load_mix("chat48")[:: QUICK_STRIDE if args.quick else 1]
     dtype = str(model.model.dtype).removeprefix("torch.")
     if not args.json:

@@ -1,11 +1,8 @@
-"""What every attention backend can do, and how one is chosen."""
+"""What every attention backend can do."""
 
-import importlib.util
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
 from minipaged.attention.batch import AttentionBatch
@@ -13,8 +10,6 @@ from minipaged.attention.batch import AttentionBatch
 if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockCopy
     from minipaged.cache.storage import KVStorage, LayerKV
-
-BACKENDS = ("auto", "torch", "triton", "reference")
 
 
 class AttentionBackend(Protocol):
@@ -40,50 +35,3 @@ class AttentionBackend(Protocol):
 
     def copy_blocks(self, storage: "KVStorage", copies: Sequence["BlockCopy"]) -> None:
         """Copy whole blocks within `storage`, in every layer; all sources are read before any is written."""
-
-
-def queries_per_kv(num_query_heads: int, num_kv_heads: int) -> int:
-    """Query heads that share one key/value head. Raises ValueError when the heads do not divide evenly."""
-    if num_kv_heads < 1 or num_query_heads % num_kv_heads:
-        raise ValueError(f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly")
-    return num_query_heads // num_kv_heads
-
-
-def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
-    """Raise ValueError, with both numbers, unless query, cache and batch fit together."""
-    _, block_size, num_kv_heads, head_size = layer.key.shape
-    if query.shape[2] != head_size:
-        raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
-    if batch.block_size != block_size:
-        raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
-    queries_per_kv(query.shape[1], num_kv_heads)
-
-
-def get_backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:
-    """The backend called `name` for tensors on `device`.
-
-    "auto" is Triton on a GPU and plain torch elsewhere; a GPU without Triton gets torch and one warning.
-    Raises ValueError for an unknown name and for a device the backend cannot serve, ImportError when
-    "triton" is asked for by name and is not installed.
-    """
-    device = torch.device(device)
-    if name not in BACKENDS:
-        raise ValueError(f"attention backend {name!r} is none of {', '.join(BACKENDS)}")
-    if name == "auto":
-        name = "triton" if device.type == "cuda" else "torch"
-        if name == "triton" and importlib.util.find_spec("triton") is None:
-            warnings.warn("triton is not installed: attention runs in plain torch, slower", stacklevel=2)
-            name = "torch"
-    if name == "reference":
-        from minipaged.attention.reference import ReferenceBackend
-
-        return ReferenceBackend()
-    if name == "torch":
-        from minipaged.attention.torch_backend import TorchBackend
-
-        return TorchBackend()
-    if importlib.util.find_spec("triton") is None:
-        raise ImportError("attention backend 'triton' needs the triton package: pip install triton")
-    from minipaged.attention.triton_backend import TritonBackend
-
-    return TritonBackend(device)

@@ -1,6 +1,6 @@
 """AttentionBatch: everything one step of attention has to know about its sequences.
 
-The queries of all sequences lie one behind the other in one tensor, without padding. For each sequence the
+The queries of all sequences lie end to end in one tensor, without padding. For each sequence the
 batch says where its queries are, how many keys it can see, and in which blocks of the cache they lie:
 
     three sequences, block size 4             query_start   [0, 1, 4, 6]
@@ -14,10 +14,14 @@ A's 6th token is at position 5: block 5 // 4 = 1 of its table is physical block 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from minipaged.cache.storage import LayerKV
 
 LAYOUT = (
     ("query_start", torch.int32),
@@ -41,7 +45,7 @@ class AttentionBatch:
     context_lens: Tensor
     """int32 [num_seqs]: keys of each sequence, those written in this step included."""
     block_tables: Tensor
-    """int32 [num_seqs, max_blocks]: physical block ids; entries behind the last live block are never read."""
+    """int32 [num_seqs, max_blocks]: physical block ids; entries after the last live block are never read."""
     slot_mapping: Tensor
     """int64 [num_tokens]: the slot (block * block_size + offset) each new key and value is written to."""
     positions: Tensor
@@ -72,6 +76,11 @@ class AttentionBatch:
     def is_decode(self) -> bool:
         """Whether no sequence brings more than one query token."""
         return self.max_query_len <= 1
+
+    def decoding_sequences(self) -> Tensor:
+        """int64 [num_decodes]: the sequences with one query token that sees a key."""
+        query_lens = self.query_start.diff()  # [num_seqs]
+        return torch.nonzero((query_lens == 1) & (self.context_lens > 0)).flatten()
 
     @classmethod
     def build(
@@ -137,3 +146,20 @@ def new_token_slots(
     positions = np.arange(len(owner)) + (context_lens - query_lens - first_row)[owner]
     blocks = block_tables[owner, positions // block_size].astype(np.int64)
     return positions, blocks * block_size + positions % block_size
+
+
+def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
+    """Raise ValueError, with both numbers, unless query, cache and batch fit together."""
+    _, block_size, num_kv_heads, head_size = layer.key.shape
+    if query.shape[2] != head_size:
+        raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
+    if batch.block_size != block_size:
+        raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
+    queries_per_kv(query.shape[1], num_kv_heads)
+
+
+def queries_per_kv(num_query_heads: int, num_kv_heads: int) -> int:
+    """Query heads that share one key/value head. Raises ValueError when the heads do not divide evenly."""
+    if num_kv_heads < 1 or num_query_heads % num_kv_heads:
+        raise ValueError(f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly")
+    return num_query_heads // num_kv_heads

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minipaged.attention.backend import queries_per_kv, require_matching
-from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.batch import AttentionBatch, queries_per_kv, require_matching
 from minipaged.attention.quantize import is_quantized, quantize_rows
 
 if TYPE_CHECKING:

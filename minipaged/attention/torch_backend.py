@@ -1,32 +1,30 @@
-"""Paged attention in plain torch: what runs where there is no GPU.
+"""Paged attention in plain torch: gather the keys and values of each sequence, then attend to them.
 
-Sequences with one query token are served together: by the compiled kernel of `decode.cpp` where this
-machine can build it, else in batched products over gathered keys, sequences of about the same length in one.
-The others are served by `prefill.cpp` where the processor has the instructions that make it fast, else
-one after the other, each with a causal mask aligned to the bottom right corner, because their queries are the
-last tokens of their context. Only live slots are read, so garbage elsewhere and the block size do not matter.
+Sequences with one query token are served together, in batched products over gathered keys, sequences of
+about the same length in one. The others are served one after the other, each with a causal mask aligned to
+the bottom right corner, because their queries are the last tokens of their context. Only live slots are read,
+so garbage elsewhere and the block size do not matter.
+
+This runs where there is neither a GPU nor a C++ compiler; with a compiler `minipaged/cpu` takes its place.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minipaged.attention.backend import require_matching
-from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.batch import AttentionBatch, require_matching
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
-from minipaged.cpu import kernels as cpu_kernels
-from minipaged.cpu.abi import DecodeStep, PrefillStep
-from minipaged.cpu.kernels import CpuKernels
 
 if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockCopy
     from minipaged.cache.storage import KVStorage, LayerKV
 
-BUCKET_KEYS = 2048
+BUCKET_KEYS = 2048  # gathered at once: more fall out of the processor's cache
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,11 @@ def context_slots(block_tables: Tensor, length: int, block_size: int) -> Tensor:
     return blocks * block_size + positions % block_size
 
 
-def decoding_sequences(batch: AttentionBatch) -> Tensor:
-    """int64 [num_decodes]: the sequences with one query token that sees a key."""
-    query_lens = batch.query_start.diff()  # [num_seqs]
-    return torch.nonzero((query_lens == 1) & (batch.context_lens > 0)).flatten()
-
-
 def length_buckets(lengths: list[int]) -> list[list[int]]:
     """Indices of `lengths`, those of about the same length together, because a product pads to its longest.
 
     Within a bucket no length is more than a quarter and 16 keys above the shortest. A bucket gathers at most
-    `BUCKET_KEYS` keys unless one sequence alone is longer: more fall out of the processor's cache.
+    `BUCKET_KEYS` keys unless one sequence alone is longer.
     """
     buckets: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -111,31 +103,37 @@ def plan_prefill(batch: AttentionBatch) -> list[PrefillPlan]:
     return plans
 
 
-class TorchBackend:
-    """Paged attention in plain torch, on any device torch runs on.
+class BatchPlan:
+    """What a batch asks to be gathered; worked out once, for every layer of a step brings the same batch."""
 
-    With `compiled=False` the C++ kernels are not used, nor built.
-    """
+    def __init__(self, batch: AttentionBatch) -> None:
+        self.batch = batch
+
+    @cached_property
+    def gathers(self) -> list[GatherPlan]:
+        decodes = self.batch.decoding_sequences()
+        buckets = length_buckets(self.batch.context_lens[decodes].tolist())
+        return [plan_gather(self.batch, decodes[bucket]) for bucket in buckets]
+
+    @cached_property
+    def prompts(self) -> list[PrefillPlan]:
+        return plan_prefill(self.batch)
+
+
+class TorchBackend:
+    """Paged attention in plain torch, on any device torch runs on."""
 
     name = "torch"
 
-    def __init__(self, *, compiled: bool = True) -> None:
-        self.compiled = compiled
-        self._batch: AttentionBatch | None = None  # the batch the values below were made for
-        self._decodes, self._num_decodes = torch.empty(0, dtype=torch.int64), 0
-        self._step: DecodeStep | None = None
-        self._gathers: list[GatherPlan] = []
-        self._prompts: PrefillStep | None = None
-        self._prefill: list[PrefillPlan] = []
+    def __init__(self) -> None:
+        self._plan: BatchPlan | None = None
 
-    def _kernels(self, device: torch.device) -> CpuKernels | None:
-        return cpu_kernels.load() if self.compiled and device.type == "cpu" else None
+    def plan_of(self, batch: AttentionBatch) -> BatchPlan:
+        if self._plan is None or self._plan.batch is not batch:
+            self._plan = BatchPlan(batch)
+        return self._plan
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-        kernels = self._kernels(key.device)
-        if kernels is not None and cpu_kernels.can_write(layer, key, value, slot_mapping):
-            kernels.write_kv(layer, key, value, slot_mapping)
-            return
         if layer.key_scale is None:
             layer.write(slot_mapping, key.to(layer.key.dtype), value.to(layer.value.dtype))
             return
@@ -147,50 +145,24 @@ class TorchBackend:
         self, query: Tensor, layer: "LayerKV", batch: AttentionBatch, *, scale: float
     ) -> Tensor:
         require_matching(query, layer, batch)
-        if self._batch is not batch:  # every layer of a step brings the same batch
-            self._batch, self._decodes = batch, decoding_sequences(batch)
-            self._num_decodes = len(self._decodes)
-            self._step, self._gathers, self._prompts, self._prefill = None, [], None, []
-        only_decodes = self._num_decodes == query.shape[0]
-        fill = torch.empty_like if only_decodes else torch.zeros_like  # rows that see no key stay zero
-        output = fill(query, memory_format=torch.contiguous_format)
-        if self._num_decodes:
-            self._attend_decodes(output, query, layer, batch, scale)
-        if not only_decodes:
-            self._attend_prompts(output, query, layer, batch, scale)
+        plan = self.plan_of(batch)
+        # Rows that see no key stay zero.
+        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        for gather in plan.gathers:
+            output[gather.rows] = attend_gathered(query[gather.rows], layer, gather, scale)
+        attend_prompts(output, query, layer, plan.prompts, scale)
         return output
-
-    def _attend_decodes(
-        self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
-    ) -> None:
-        kernels = self._kernels(query.device)
-        if kernels is not None and cpu_kernels.can_decode(query, layer):
-            if self._step is None:
-                self._step = DecodeStep.make(batch, self._decodes)
-            kernels.decode(output, query, layer, self._step, scale)
-            return
-        if not self._gathers:
-            buckets = length_buckets(batch.context_lens[self._decodes].tolist())
-            self._gathers = [plan_gather(batch, self._decodes[bucket]) for bucket in buckets]
-        for plan in self._gathers:
-            output[plan.rows] = attend_gathered(query[plan.rows], layer, plan, scale)
-
-    def _attend_prompts(
-        self, output: Tensor, query: Tensor, layer: "LayerKV", batch: AttentionBatch, scale: float
-    ) -> None:
-        kernels = self._kernels(query.device)
-        if kernels is not None and cpu_kernels.can_prefill(query, layer, kernels):
-            if self._prompts is None:
-                self._prompts = PrefillStep.make(batch)
-            kernels.prefill(output, query, layer, self._prompts, scale)
-            return
-        if not self._prefill:
-            self._prefill = plan_prefill(batch)
-        for plan in self._prefill:
-            output[plan.first : plan.last] = attend_prefill(query[plan.first : plan.last], layer, plan, scale)
 
     def copy_blocks(self, storage: "KVStorage", copies: Sequence["BlockCopy"]) -> None:
         storage.copy_blocks(copies)
+
+
+def attend_prompts(
+    output: Tensor, query: Tensor, layer: "LayerKV", prompts: list[PrefillPlan], scale: float
+) -> None:
+    """Fill the rows of `output` that belong to `prompts`; the others are left alone."""
+    for plan in prompts:
+        output[plan.first : plan.last] = attend_prefill(query[plan.first : plan.last], layer, plan, scale)
 
 
 def gather(cache: Tensor, scale: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from minipaged.attention.backend import queries_per_kv
-from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.batch import AttentionBatch, queries_per_kv
 from minipaged.attention.kernels.arguments import decode_tile, keys_per_part
 from minipaged.attention.kernels.copy_blocks import copy_launches
 from minipaged.attention.kernels.decode_combine import decode_combine_launch

@@ -27,6 +27,8 @@ class Model(Protocol):
     """What the engine needs of a model; `LlamaModel` is one."""
 
     config: ModelConfig
+    fuses_argmax: bool
+    """Whether `argmax_tokens` does less than `compute_logits`; only then is it called, or needed."""
 
     def __call__(
         self, token_ids: Tensor, batch: AttentionBatch, storage: KVStorage, backend: AttentionBackend
@@ -39,6 +41,9 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] -> float32 [R, vocab_size]."""
+
+    def argmax_tokens(self, hidden: Tensor) -> Tensor:
+        """[R, hidden_size] -> int64 [R]: where the logits are largest; -1 if one is not finite."""
 
 
 class BatchBuilder:
@@ -123,15 +128,14 @@ class ModelRunner:
         """Logits [len(plan.sampled), vocab_size] float32; the other rows never meet the head."""
         return self.model.compute_logits(_sampled_rows(plan, hidden))
 
-    def most_likely(self, plan: StepPlan, hidden: Tensor) -> list[int] | None:
-        """The most likely token of each sampled row, where the model tells it without writing logits down.
+    def greedy_tokens(self, plan: StepPlan, hidden: Tensor) -> list[int] | None:
+        """The greedy token of each sampled row, from a model that finds it without writing logits down.
 
-        None where it does not, and where some logit is not finite: the sampler says whose.
+        None from any other model, and where some logit is not finite: the sampler says whose.
         """
-        largest = getattr(self.model, "largest_logits", None)
-        if largest is None:
+        if not self.model.fuses_argmax:
             return None
-        token_ids: list[int] = largest(_sampled_rows(plan, hidden)).tolist()
+        token_ids: list[int] = self.model.argmax_tokens(_sampled_rows(plan, hidden)).tolist()
         return None if min(token_ids) < 0 else token_ids
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:

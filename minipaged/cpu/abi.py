@@ -1,49 +1,20 @@
-"""What the C++ kernels of `kernels/*_cpu.cpp` are called with: the structures of `arguments.h` and
-`layers.cpp`, with the same fields in the same order.
+"""The structures that the C++ kernels are called with, field by field those of `csrc/arguments.h`.
 
-A call takes a microsecond or two: at one row a layer's kernels are shorter than that, so what does not change
-from layer to layer is put together once for each step.
+ctypes takes this file's word for where a field lies. If the two differed, a kernel would read through a wrong
+pointer; so the library brings its own layout, and `require_same_layout` compares the two when it is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Iterable
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from minipaged.attention.batch import AttentionBatch
-    from minipaged.cache.storage import LayerKV
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LANES, LARGEST_HEAD = 16, 256  # as in lanes.h and decode.cpp
-TASK_ROWS = 64  # query tokens for which the keys of a prompt are laid out once
-
-
-class Decodes(ctypes.Structure):
-    """`struct Decodes`: sequences with one query token each."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("query", "keys", "values", "out", "seqs", "rows", "lens", "tables")),
-        *((name, c_int64) for name in ("num_seqs", "table_stride", "block_size", "query_stride")),
-        *((name, c_int64) for name in ("heads", "kv_heads", "size", "kv_together")),
-        ("scale", c_float),
-    ]
-
-
-class Functions(ctypes.Structure):
-    """`struct Functions` of layers.cpp."""
-
-    _fields_ = [
-        ("norm", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, c_int64, c_int64, c_float)),
-        ("turn", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, *[c_int64] * 4)),
-        ("store", ctypes.CFUNCTYPE(c_int64, *[c_void_p] * 5, *[c_int64] * 4)),
-    ]
 
 
 class After(IntEnum):
@@ -53,28 +24,22 @@ class After(IntEnum):
     KEEP_FLOAT32 = 1
     ADD = 2  # to what stands in the output, then round
     GATE = 3  # silu(gate) * up, then round: half as many columns
-    LARGEST = 4  # nothing is kept but the column of each row's largest sum
+    ARGMAX = 4  # nothing is kept but the column of each row's largest sum
 
 
-class Product(ctypes.Structure):
-    """`struct Product`: rows times a weight."""
+class Decodes(ctypes.Structure):
+    """Sequences with one query token each."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "norm", "weight", "out")),
-        *((name, c_int64) for name in ("rows", "words", "panels")),
-        ("eps", c_float),
-        ("after", c_int32),
+        *((name, c_void_p) for name in ("query", "keys", "values", "out", "seqs", "rows", "lens", "tables")),
+        *((name, c_int64) for name in ("num_seqs", "table_stride", "block_size", "query_stride")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "size", "kv_together")),
+        ("scale", c_float),
     ]
-
-    @classmethod
-    def of(cls, packed: Tensor, after: After, norm: Tensor | None = None, eps: float = 0.0) -> Product:
-        """All but the rows. packed: a weight as `packing.in_panels` lays it out."""
-        norm_weight, (panels, words, _) = None if norm is None else norm.data_ptr(), packed.shape[:3]
-        return cls(None, norm_weight, packed.data_ptr(), None, 0, words, panels, eps, after)
 
 
 class Prompts(ctypes.Structure):
-    """`struct Prompts`: sequences with several query tokens each."""
+    """Sequences with several query tokens each."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("query", "keys", "values", "out", "tasks", "tables")),
@@ -84,14 +49,25 @@ class Prompts(ctypes.Structure):
     ]
 
 
+class Product(ctypes.Structure):
+    """Rows times a weight."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "norm", "weight", "out")),
+        *((name, c_int64) for name in ("rows", "words", "panels")),
+        ("eps", c_float),
+        ("after", c_int32),
+    ]
+
+
 class Layer(ctypes.Structure):
-    """`struct Layer` of layers.cpp."""
+    """The four products of a layer."""
 
     _fields_ = [(name, Product) for name in ("qkv", "attended", "gate_up", "down")]
 
 
 class Layers(ctypes.Structure):
-    """`struct Layers` of layers.cpp."""
+    """A step of all layers of a model."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("x", "heads", "attended", "gated", "cos", "sin", "slots")),
@@ -103,56 +79,55 @@ class Layers(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a kernel of attention needs of a step in every layer; `tensors` keeps alive what it points to."""
+class Functions(ctypes.Structure):
+    """The functions for one dtype that are called with plain arguments (layers.cpp)."""
 
-    arguments: Any  # Decodes or Prompts
-    tensors: tuple[Tensor, ...]
-
-    def point_at(self, output: Tensor, query: Tensor, layer: LayerKV, scale: float) -> None:
-        """query, output: [num_tokens, num_query_heads, head_size], output contiguous, rows of query dense."""
-        a = self.arguments
-        a.query, a.query_stride, a.out = query.data_ptr(), query.stride(0), output.data_ptr()
-        a.keys, a.values = layer.key.data_ptr(), layer.value.data_ptr()
-        a.heads, a.kv_heads, a.size, a.scale = query.shape[1], layer.key.shape[2], query.shape[2], scale
+    _fields_ = [
+        ("norm", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, c_int64, c_int64, c_float)),
+        ("turn", ctypes.CFUNCTYPE(None, *[c_void_p] * 3, *[c_int64] * 4)),
+        ("store", ctypes.CFUNCTYPE(c_int64, *[c_void_p] * 5, *[c_int64] * 4)),
+    ]
 
 
-class PrefillStep(Step):
-    """For `CpuKernels.prefill`."""
-
-    @classmethod
-    def make(cls, batch: AttentionBatch) -> PrefillStep:
-        """Tasks for the sequences of `batch` with several query tokens; rows that see no key have none."""
-        tasks = []  # sequence, first and last row, keys that the first row sees
-        starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
-        for seq, length in enumerate(lengths):
-            begin, end = starts[seq], starts[seq + 1]
-            rows = range(max(begin, end - length), end, TASK_ROWS) if end - begin > 1 else ()
-            tasks += [(seq, row, min(row + TASK_ROWS, end), length - (end - row) + 1) for row in rows]
-        tensors = (torch.tensor(tasks[::-1], dtype=torch.int32), batch.block_tables)  # the longest first
-        arguments = Prompts(
-            None, None, None, None, *(tensor.data_ptr() for tensor in tensors),
-            len(tasks), batch.block_tables.stride(0), batch.block_size,
-        )  # fmt: skip
-        return cls(arguments, tensors)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (Decodes, Prompts, Product, Layer, Layers, Functions)
 
 
-class DecodeStep(Step):
-    """For `CpuKernels.decode`."""
+class Field(ctypes.Structure):
+    """`struct Field`: a name and where in its structure it begins; the last one has no name, but the size."""
 
-    @classmethod
-    def make(cls, batch: AttentionBatch, seqs: Tensor) -> DecodeStep:
-        """seqs: int64 [n], sequences of `batch` with one query token and at least one key each."""
-        tensors = (seqs, batch.query_start, batch.context_lens, batch.block_tables)
-        arguments = Decodes(
-            None, None, None, None, *(tensor.data_ptr() for tensor in tensors),
-            len(seqs), batch.block_tables.stride(0), batch.block_size,
-        )  # fmt: skip
-        return cls(arguments, tensors)
+    _fields_ = [("name", c_char_p), ("offset", c_int64)]
 
-    def point_at(self, output: Tensor, query: Tensor, layer: LayerKV, scale: float) -> None:
-        super().point_at(output, query, layer, scale)
-        # Few sequences: their heads apart, so that all threads have work.
-        few = self.arguments.num_seqs < 4 * torch.get_num_threads()
-        self.arguments.kv_together = 1 if few else layer.key.shape[2]
+
+class LayoutError(RuntimeError):
+    """A structure of the library is not the one of this file."""
+
+
+def require_same_layout(
+    library: ctypes.CDLL, structures: Iterable[type[ctypes.Structure]] | None = None
+) -> None:
+    """Raise LayoutError, naming the first field that differs, unless library and file agree on every byte."""
+    for structure in STRUCTURES if structures is None else structures:
+        name = structure.__name__
+        ours = {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
+        ours["its end"] = ctypes.sizeof(structure)
+        theirs = _layout_in(library, name)
+        for field in {**ours, **theirs}:
+            if ours.get(field) != theirs.get(field):
+                raise LayoutError(
+                    f"struct {name}: {field} is at byte {theirs.get(field)} of the library's, "
+                    f"at {ours.get(field)} of abi.py's"
+                )
+
+
+def _layout_in(library: ctypes.CDLL, name: str) -> dict[str, int]:
+    """Where each field of the library's structure begins, and under "its end" its size."""
+    try:
+        address = ctypes.addressof(Field.in_dll(library, f"layout_{name}"))
+    except ValueError as error:
+        raise LayoutError(f"the library does not tell the layout of struct {name}") from error
+    layout: dict[str, int] = {}
+    while "its end" not in layout:
+        field = Field.from_address(address)
+        layout["its end" if field.name is None else field.name.decode()] = field.offset
+        address += ctypes.sizeof(Field)
+    return layout

@@ -1,7 +1,7 @@
 """Builds the C++ kernels of a machine without a GPU, on first use and for the very processor they run on.
 
-That takes a few seconds; the library is kept in the user's cache folder. Without a compiler `load` answers
-None and torch serves.
+That takes a few seconds; the library is kept in the user's cache folder. Without a compiler `load` returns
+None and plain torch serves.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fPIC")
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ())
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler: $CXX, or the first that is installed of c++, g++ and clang++; None without any."""
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+
 @cache
 def load() -> ctypes.CDLL | None:
     """The library, built now if this machine has not yet; None, with one warning, if it cannot be."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    compiler = find_compiler()
     if compiler is None:
         warnings.warn("no C++ compiler found: the CPU runs plain torch, which is slower", stacklevel=2)
         return None

@@ -2,31 +2,28 @@
 
 In torch a norm is eight operations, a rotation seven. Each makes a tensor and costs a microsecond or more
 before it computes anything: for a few rows that is as long as the matrix products of a layer. Where the
-products are ours too, the norm before them and what follows are a part of them, and where nothing has to be
-asked in between, all layers are one call.
+products are ours too, the norm before them and what follows are a part of them, and all layers are one call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from minipaged.attention.backend import require_matching
-from minipaged.attention.torch_backend import TorchBackend, decoding_sequences
+from minipaged.attention.batch import require_matching
 from minipaged.cpu import kernels as cpu_kernels
-from minipaged.cpu.abi import After, DecodeStep, Layer, Layers, PrefillStep, Product
-from minipaged.cpu.kernels import CpuKernels
+from minipaged.cpu.abi import After, Layer, Layers, Product
+from minipaged.cpu.backend import CpuBackend
+from minipaged.cpu.kernels import CpuKernels, DecodeStep, PrefillStep
 from minipaged.cpu.packing import in_panels
-from minipaged.model.llama import DecoderLayer, DecoderLayers, RMSNorm
+from minipaged.model.llama import Attention, DecoderLayer, LlamaModel, RMSNorm
 
 if TYPE_CHECKING:
     from minipaged.attention.backend import AttentionBackend
     from minipaged.attention.batch import AttentionBatch
     from minipaged.cache.storage import KVStorage, LayerKV
-
-METHODS = {"write_kv", "paged_attention"}  # what a layer asks of a backend
 
 
 class CompiledRMSNorm(nn.Module):
@@ -77,43 +74,69 @@ class CompiledLinear(nn.Module):
 
     def arguments(self) -> Product:
         """What the kernel is told of the weight; this module keeps alive what it points to."""
-        return Product.of(self.packed, self.after, self.norm, self.eps)
+        return Product(
+            norm=None if self.norm is None else self.norm.data_ptr(),
+            weight=self.packed.data_ptr(),
+            words=self.packed.shape[1],
+            panels=self.packed.shape[0],
+            eps=self.eps,
+            after=self.after,
+        )
 
 
 class CompiledHead(CompiledLinear):
-    """The head: logits in float32, or only where they are largest. CPU only."""
+    """The head: logits in float32, or of each row only where its largest is. CPU only."""
 
     def __init__(self, weight: Tensor, kernels: CpuKernels) -> None:
         super().__init__(weight, kernels, After.KEEP_FLOAT32)
 
-    def largest(self, hidden: Tensor) -> Tensor:
+    def argmax(self, hidden: Tensor) -> Tensor:
         """int64 [R]: the first place of the largest logit of each row of `hidden`, [R, hidden_size].
 
         -1 in a row with a logit that is not finite.
         """
         places = torch.empty(hidden.shape[0], dtype=torch.int64)
-        self._kernels.product(hidden.contiguous(), Product.of(self.packed, After.LARGEST), places)
+        arguments = self.arguments()
+        arguments.after = After.ARGMAX
+        self._kernels.product(hidden.contiguous(), arguments, places)
         return places
 
 
-class CompiledLayer(nn.Module):
-    """A `DecoderLayer` in seven calls. The residual stream is changed in place. CPU only."""
+class RotatedInPlace(nn.Module):
+    """What compiled attention is between its two products. The shape of the heads is that of `attention`."""
 
-    def __init__(self, layer: DecoderLayer, kernels: CpuKernels) -> None:
+    def __init__(self, attention: Attention, kernels: CpuKernels) -> None:
         super().__init__()
-        attention, mlp = layer.attention, layer.mlp
         self.num_query_heads, self.num_kv_heads = attention.num_query_heads, attention.num_kv_heads
         self.head_size, self.scale = attention.head_size, attention.scale
-        self.qkv_proj = CompiledLinear(attention.qkv_proj.weight, kernels, norm=layer.attention_norm)
-        self.o_proj = CompiledLinear(attention.o_proj.weight, kernels, After.ADD)
-        self.gate_up_proj = CompiledLinear(mlp.gate_up_proj.weight, kernels, After.GATE, layer.mlp_norm)
-        self.down_proj = CompiledLinear(mlp.down_proj.weight, kernels, After.ADD)
-        self.rotate = kernels.rotate
+        self._kernels = kernels
 
-    def arguments(self) -> Layer:
-        """Its weights, as the kernel that runs all layers is told of them."""
-        products = (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
-        return Layer(*[product.arguments() for product in products])
+    def attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layer: LayerKV,
+        batch: AttentionBatch,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """Queries, keys and values [T, heads * D] -> what is attended to, [T, query heads * D]."""
+        num_tokens, num_turned = qkv.shape[0], self.num_query_heads + self.num_kv_heads
+        heads = qkv.view(num_tokens, -1, self.head_size)
+        self._kernels.rotate(heads[:, :num_turned], cos, sin)
+        key, value = heads[:, self.num_query_heads : num_turned], heads[:, num_turned:]
+        # All keys of the step before any of its queries reads: requests may share blocks that it fills.
+        backend.write_kv(layer, key, value, batch.slot_mapping)
+        query = heads[:, : self.num_query_heads]  # [T, query heads, D]
+        return backend.paged_attention(query, layer, batch, scale=self.scale).view(num_tokens, -1)
+
+
+class CompiledAttention(RotatedInPlace):
+    """`Attention` with a compiled rotation and the products it had. CPU only."""
+
+    def __init__(self, attention: Attention, kernels: CpuKernels) -> None:
+        super().__init__(attention, kernels)
+        self.qkv_proj, self.o_proj = attention.qkv_proj, attention.o_proj
 
     def forward(
         self,
@@ -124,70 +147,110 @@ class CompiledLayer(nn.Module):
         batch: AttentionBatch,
         backend: AttentionBackend,
     ) -> Tensor:
-        num_tokens, num_turned = x.shape[0], self.num_query_heads + self.num_kv_heads
-        heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)
-        self.rotate(heads[:, :num_turned], cos, sin)
-        key, value = heads[:, self.num_query_heads : num_turned], heads[:, num_turned:]
-        # All keys of the step before any of its queries reads: requests may share blocks that it fills.
-        backend.write_kv(layer, key, value, batch.slot_mapping)
-        query = heads[:, : self.num_query_heads]  # [T, query heads, D]
-        out = backend.paged_attention(query, layer, batch, scale=self.scale)
-        x = self.o_proj(out.view(num_tokens, -1), x)
-        return self.down_proj(self.gate_up_proj(x), x)
+        return self.o_proj(self.attend(self.qkv_proj(x), cos, sin, layer, batch, backend))
 
 
-class CompiledLayers(DecoderLayers):
-    """All layers of a model. The residual stream is changed in place. CPU only.
+class CompiledLayer(RotatedInPlace):
+    """A `DecoderLayer` in seven calls. The residual stream is changed in place. CPU only."""
 
-    They are one call where attention is `TorchBackend`'s own and the cache of the model's dtype; else one
-    layer is called after the other.
-    """
+    def __init__(self, layer: DecoderLayer, kernels: CpuKernels) -> None:
+        attention, mlp = layer.attention, layer.mlp
+        super().__init__(attention, kernels)
+        self.qkv_proj = CompiledLinear(attention.qkv_proj.weight, kernels, norm=layer.attention_norm)
+        self.o_proj = CompiledLinear(attention.o_proj.weight, kernels, After.ADD)
+        self.gate_up_proj = CompiledLinear(mlp.gate_up_proj.weight, kernels, After.GATE, layer.mlp_norm)
+        self.down_proj = CompiledLinear(mlp.down_proj.weight, kernels, After.ADD)
 
-    def __init__(self, layers: list[CompiledLayer], kernels: CpuKernels) -> None:
-        super().__init__(layers)
-        self._kernels = kernels
-        self._weights = (Layer * len(layers))(*[layer.arguments() for layer in layers])
+    def arguments(self) -> Layer:
+        """Its weights, as the kernel that runs all layers is told of them."""
+        return Layer(
+            qkv=self.qkv_proj.arguments(),
+            attended=self.o_proj.arguments(),
+            gate_up=self.gate_up_proj.arguments(),
+            down=self.down_proj.arguments(),
+        )
 
     def forward(
         self,
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
+        layer: LayerKV,
         batch: AttentionBatch,
-        storage: KVStorage,
         backend: AttentionBackend,
     ) -> Tensor:
-        first = cast("CompiledLayer", self[0])
-        layer, slots = storage.layer(0), batch.slot_mapping
-        by_kind = (first.num_query_heads, first.num_kv_heads, first.num_kv_heads)
-        heads = x.new_empty(x.shape[0], sum(by_kind), first.head_size)
+        x = self.o_proj(self.attend(self.qkv_proj(x), cos, sin, layer, batch, backend), x)
+        return self.down_proj(self.gate_up_proj(x), x)
+
+
+class CpuLlama(LlamaModel):
+    """A Llama made of compiled modules, the parts of `model` as they are now.
+
+    With a backend that `fuses_layers`, and a cache of the model's dtype, all layers are one call of C++; else
+    they are called one after the other, as in `LlamaModel`.
+    """
+
+    def __init__(self, model: LlamaModel, kernels: CpuKernels) -> None:
+        nn.Module.__init__(self)  # that of LlamaModel would make weights
+        self.config, self.embed_tokens, self.rotary = model.config, model.embed_tokens, model.rotary
+        self.layers, self.norm, self.lm_head = model.layers, model.norm, model.lm_head
+        self.fuses_argmax = isinstance(self.lm_head, CompiledHead)
+        self._kernels = kernels
+        compiled = [layer for layer in self.layers if isinstance(layer, CompiledLayer)]
+        self._compiled = compiled if len(compiled) == len(self.layers) else []
+        self._weights = (Layer * len(self._compiled))(*[layer.arguments() for layer in self._compiled])
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, storage: KVStorage, backend: AttentionBackend
+    ) -> Tensor:
+        """As `LlamaModel.forward`."""
+        config = self.config
+        by_kind = (config.num_query_heads, config.num_kv_heads, config.num_kv_heads)
+        heads = torch.empty(len(token_ids), sum(by_kind), config.head_size, dtype=self.dtype)
         query, key, value = heads.split(by_kind, dim=1)
+        layer, slots = storage.layer(0), batch.slot_mapping
         if not (
-            is_untouched(backend)
-            and storage.spec.num_layers == len(self)
+            isinstance(backend, CpuBackend)
+            and backend.fuses_layers
+            and storage.spec.num_layers == len(self._compiled)
             and cpu_kernels.can_prefill(query, layer, self._kernels)
             and cpu_kernels.can_write(layer, key, value, slots)
         ):
-            return super().forward(x, cos, sin, batch, storage, backend)
+            return super().forward(token_ids, batch, storage, backend)
         require_matching(query, layer, batch)
-        decodes, prompts = DecodeStep.make(batch, decoding_sequences(batch)), PrefillStep.make(batch)
+        x = self.embed_tokens(token_ids)  # [T, hidden], changed in place from layer to layer
+        cos, sin = self.rotary(batch.positions)
+        decodes, prompts = DecodeStep.make(batch), PrefillStep.make(batch)
         fill = torch.empty_like if decodes.arguments.num_seqs == len(x) else torch.zeros_like
         attended = fill(query, memory_format=torch.contiguous_format)  # rows that see no key stay zero
-        gated = x.new_empty(x.shape[0], first.gate_up_proj.out_features)
+        gated = x.new_empty(len(x), config.intermediate_size)
         for step in (decodes, prompts):
-            step.point_at(attended, query, layer, first.scale)
-        rows = (x, heads, attended, gated, cos, sin, slots, storage.key, storage.value)
+            step.point_at(attended, query, layer, config.head_size**-0.5)
         self._kernels.run_layers(
             Layers(
-                *[tensor.data_ptr() for tensor in rows],
-                len(x), storage.num_slots, storage.key.stride(0), len(self),
-                self._weights, decodes.arguments, prompts.arguments,
+                x=x.data_ptr(),
+                heads=heads.data_ptr(),
+                attended=attended.data_ptr(),
+                gated=gated.data_ptr(),
+                cos=cos.data_ptr(),
+                sin=sin.data_ptr(),
+                slots=slots.data_ptr(),
+                keys=storage.key.data_ptr(),
+                values=storage.value.data_ptr(),
+                rows=len(x),
+                num_slots=storage.num_slots,
+                layer_stride=storage.key.stride(0),
+                num_layers=len(self._compiled),
+                layers=self._weights,
+                decodes=decodes.arguments,
+                prompts=prompts.arguments,
             ),
             x.dtype,
-        )  # fmt: skip
-        return x
+        )
+        return self.norm(x)
 
-
-def is_untouched(backend: AttentionBackend) -> bool:
-    """Whether it may be passed over: nobody has put a clock or something else in the place of its methods."""
-    return type(backend) is TorchBackend and backend.compiled and not METHODS & vars(backend).keys()
+    def argmax_tokens(self, hidden: Tensor) -> Tensor:
+        """As `LlamaModel.argmax_tokens`; with a compiled head no logit is written down."""
+        head: nn.Module = self.lm_head
+        return head.argmax(hidden) if isinstance(head, CompiledHead) else super().argmax_tokens(hidden)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from minipaged.model.llama import Linear, LlamaModel
 
 TYPICAL_ROWS = 32  # oneDNN's layout is chosen for products of about so many rows
-PANEL = 32  # output columns that our kernel computes side by side: WIDTH of linear.cpp
+PANEL = 32  # output columns that our kernel computes side by side: WIDTH of tile.h
 WORD_BYTES = 4
 
 
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # [T, in_features] -> [T, out_features]; no bias and nothing fused behind the product
+        # [T, in_features] -> [T, out_features]; no bias and nothing fused after the product
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
 
 

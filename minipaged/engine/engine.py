@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from minipaged.attention.backend import AttentionBackend, get_backend
+from minipaged.attention import AttentionBackend, get_backend
 from minipaged.cache import BlockPool, KVStorage, PrefixStats
 from minipaged.cache.swap import SwapSpace
 from minipaged.config import CacheConfig, EngineConfig
@@ -165,7 +165,7 @@ class Engine:
             return SamplerOutput([])
         states = [s.sampling for s in plan.sampled]
         is_plain = all(state.is_plain for state in states)
-        if is_plain and (token_ids := self.runner.most_likely(plan, hidden)) is not None:
+        if is_plain and (token_ids := self.runner.greedy_tokens(plan, hidden)) is not None:
             return SamplerOutput(token_ids)
         return sample(self.runner.sampled_logits(plan, hidden), states)
 

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.core.scheduler import EngineStats
-from minipaged.cpu.accelerate import prepare_for_cpu
+from minipaged.cpu.accelerate import accelerate
 from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
@@ -80,14 +80,19 @@ class LLM:
         preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
         swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
         watermark: share of the blocks that admission leaves free.
+        attention_backend: "auto" is Triton on a GPU and the compiled code of `minipaged/cpu` on a CPU;
+            "torch" is plain torch on either, for attention and all of the model; or "triton", "reference".
         seed: what requests without a seed derive theirs from; None takes fresh randomness.
 
         Raises ValueError, with the value and the limit, for settings that cannot be met.
         """
         self.device = resolve_device(device)
+        backend = get_backend(attention_backend, self.device)
+        handed_in = isinstance(model, LoadedModel)
         if not isinstance(model, LoadedModel):
             model = load_model(model, dtype=resolve_dtype(dtype, self.device), device=self.device)
-            prepare_for_cpu(model.model)  # one that is handed in stays as it is: its weights may be wanted
+        if attention_backend == "auto":  # a model that is handed in stays as it is: its weights may be wanted
+            model, backend = accelerate(model, backend, keep_weights=handed_in)
         self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
         max_model_len = resolve_max_model_len(max_model_len, model.config)
         if max_num_batched_tokens is None:
@@ -119,7 +124,7 @@ class LLM:
             cache_config,
             config,
             tokenizer=self.tokenizer,
-            backend=get_backend(attention_backend, self.device),
+            backend=backend,
             device=self.device,
             seed=seed,
         )

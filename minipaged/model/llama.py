@@ -11,7 +11,6 @@ rotary embedding (Su et al. 2021, section 3.2), grouped-query attention (Ainslie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,7 +123,6 @@ class Attention(nn.Module):
         heads = config.num_query_heads + 2 * config.num_kv_heads
         self.qkv_proj = new_linear(config.hidden_size, heads * config.head_size, dtype, device)
         self.o_proj = new_linear(config.num_query_heads * config.head_size, config.hidden_size, dtype, device)
-        self.rotate = rotate  # a compiled one may take its place
 
     def forward(
         self,
@@ -138,7 +136,7 @@ class Attention(nn.Module):
         num_tokens = x.shape[0]
         heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)  # [T, query + key + value heads, D]
         turned, value = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        query, key = self.rotate(turned, cos, sin).split((self.num_query_heads, self.num_kv_heads), dim=1)
+        query, key = rotate(turned, cos, sin).split((self.num_query_heads, self.num_kv_heads), dim=1)
         # Write before reading: a token attends to itself too.
         backend.write_kv(layer, key, value, batch.slot_mapping)
         out = backend.paged_attention(query, layer, batch, scale=self.scale)  # [T, query heads, D]
@@ -181,33 +179,16 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class DecoderLayers(nn.ModuleList):
-    """All layers, one after the other, each with keys and values of its own."""
-
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        batch: AttentionBatch,
-        storage: KVStorage,
-        backend: AttentionBackend,
-    ) -> Tensor:
-        for index, layer in enumerate(self):
-            x = layer(x, cos, sin, storage.layer(index), batch, backend)
-        return x
-
-
 class LlamaModel(nn.Module):
     """A Llama whose weights are undefined until `weights.build_model` or `tiny.random_llama` fills them."""
 
-    largest_logits: Callable[[Tensor], Tensor] | None = None  # a compiled head finds them without logits
+    fuses_argmax = False  # `argmax_tokens` writes all logits down
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: Device = "cpu") -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        self.layers = DecoderLayers(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, dtype, device) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.rotary = RotaryEmbedding(config, dtype, device)
         if config.tie_word_embeddings:
@@ -234,7 +215,9 @@ class LlamaModel(nn.Module):
         """
         x = self.embed_tokens(token_ids)  # [T, hidden]
         cos, sin = self.rotary(batch.positions)
-        return self.norm(self.layers(x, cos, sin, batch, storage, backend))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, storage.layer(index), batch, backend)
+        return self.norm(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Score the vocabulary for the rows given: [R, hidden_size] -> float32 [R, vocab_size].
@@ -242,3 +225,11 @@ class LlamaModel(nn.Module):
         Pass only the rows that will be sampled: the head is the model's largest matrix.
         """
         return self.lm_head(hidden).float()
+
+    def argmax_tokens(self, hidden: Tensor) -> Tensor:
+        """int64 [R]: the token with the largest logit of each row of `hidden`, [R, hidden_size].
+
+        Of equal ones the lowest; -1 in a row with a logit that is not finite.
+        """
+        logits = self.compute_logits(hidden)
+        return logits.argmax(dim=-1).masked_fill(~logits.isfinite().all(dim=-1), -1)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from minipaged import AttentionBatch, KVSpec, KVStorage, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from coursekit.figures import lines_against_length, show, work_per_step
 from coursekit.lesson import compare, number, pick_device, say, show_source, table
 from coursekit.widgets import Stepper

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from coursekit.figures import memory_against_length, memory_over_time, show
 from coursekit.lesson import compare, number, pick_device, say, show_source, table
 

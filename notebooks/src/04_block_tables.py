@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.cache import BlockPool, BlockTable
 from coursekit.traffic import contiguous_traffic, paged_traffic
 from coursekit.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE

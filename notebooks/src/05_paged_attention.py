@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec, KVStorage, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from coursekit.figures import gathered_through_table
 from coursekit.lesson import compare, pick_device, show_source, table
 from coursekit.widgets import Stepper
@@ -206,8 +206,9 @@ def dense(query, new):
 # %%
 from minipaged.attention.reference import ReferenceBackend
 from minipaged.attention.torch_backend import TorchBackend
+from minipaged.cpu.backend import CpuBackend
 
-others = {"reference": ReferenceBackend(), "gather": TorchBackend(compiled=False)}
+others = {"reference": ReferenceBackend(), "gather": TorchBackend(), "C++": CpuBackend()}
 errors = {}
 for phase, step, new in (("prefill", batch, lengths), ("decode", decode, [1] * len(lengths))):
     args = (queries[phase], batch_storage.layer(0), step)
@@ -308,8 +309,10 @@ for seed in range(3):
 
 # %% [markdown]
 # **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once.
-# Code that looks the block up while it reads needs no copy. On a CPU with a compiler at hand, the engine has such code in C++
-# (`minipaged/cpu/csrc/decode.cpp`); lesson 06 shows it for a GPU.
+# Code that looks the block up while it reads needs no copy. Lesson 06 writes it for a GPU. For a CPU it is there in C++
+# ([decode.cpp](../minipaged/cpu/csrc/decode.cpp)), and where a compiler is at hand `LLM` uses it instead of what you see here:
+# its folder, `minipaged/cpu`, puts a `CpuBackend` in the place of this `TorchBackend`. Lesson 12 opens that folder. (Without a
+# compiler both lines below gather.)
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -321,7 +324,7 @@ for tensor in wide_pool.tensors:
 scattered = np.random.default_rng(1).permutation(wide_pool.num_blocks).reshape(16, -1).tolist()
 wide = AttentionBatch.build(scattered, [1] * 16, [long] * 16, BLOCK_SIZE)
 wide_query = torch.randn(16, HEADS, SIZE, generator=generator)
-for name, way in (("gather", TorchBackend(compiled=False)), ("read in place", TorchBackend())):
+for name, way in (("gather", TorchBackend()), ("read in place", CpuBackend())):
     best = float("inf")
     for _ in range(8):
         begin = time.perf_counter()

@@ -180,7 +180,7 @@ keys, values = torch.randn(2, sum(LENGTHS), KV_HEADS, HEAD_SIZE, generator=gener
 layer, by_torch = spoiled_layer(), spoiled_layer()
 launch = write_kv_launch(layer, keys, values, batch.slot_mapping)
 launch.run()
-TorchBackend(compiled=False).write_kv(by_torch, keys, values, batch.slot_mapping)
+TorchBackend().write_kv(by_torch, keys, values, batch.slot_mapping)
 print(
     "grid:",
     launch.grid,
@@ -228,7 +228,7 @@ assert written.nonzero().tolist() == [[0, 0], [0, 1]]
 from minipaged.attention.reference import ReferenceBackend
 
 launch.run()
-references = {"torch": TorchBackend(compiled=False), "reference, float64": ReferenceBackend()}
+references = {"torch": TorchBackend(), "reference, float64": ReferenceBackend()}
 errors = {
     name: float((output - other.paged_attention(query, layer, decode, scale=scale)).abs().max())
     for name, other in references.items()

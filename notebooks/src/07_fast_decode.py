@@ -421,14 +421,16 @@ assert log_sum_exp[2, :, 1:].isnan().all() and not log_sum_exp[:, :, 0].isnan().
 # %% [markdown]
 # ### A compiled kernel, timed here
 #
-# The interpreter says nothing about speed. But the engine has the same job as a compiled kernel for the processor, in
-# [C++](../minipaged/cpu/csrc/decode.cpp). Here it is beside the gather of lesson 05, and beside what a
-# copy of memory reaches on this machine; many short conversations, and few long ones.
+# The interpreter says nothing about speed. But the same job is there as a compiled kernel for the processor, in
+# [C++](../minipaged/cpu/csrc/decode.cpp): what `LLM` runs on a CPU with a C++ compiler (without one both rows below
+# gather; lesson 12 shows all of that folder). Here it is beside the gather of lesson 05, and beside what a copy of
+# memory reaches on this machine; many short conversations, and few long ones.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
 
 from minipaged.attention.torch_backend import TorchBackend
+from minipaged.cpu.backend import CpuBackend
 
 rows = []
 for count, context in ((64, 64), (16, 2048)):
@@ -439,8 +441,7 @@ for count, context in ((64, 64), (16, 2048)):
     wide = AttentionBatch.build(places, [1] * count, [context] * count, BLOCK_SIZE)
     call = (torch.randn(count, 9, 64, generator=generator), pool.layer(0), wide)
     answers = []
-    for name, compiled in (("gathered", False), ("compiled", True)):
-        backend = TorchBackend(compiled=compiled)
+    for name, backend in (("gathered", TorchBackend()), ("compiled", CpuBackend())):
         attention = partial(backend.paged_attention, *call, scale=SCALE)
         answers.append(attention())
         took = seconds(attention)

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from coursekit.figures import show
 from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
 from coursekit.interpreted import reversed_programs

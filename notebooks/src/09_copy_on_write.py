@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from minipaged import LLM, BeamSearchParams, KVSpec, KVStorage, SamplingParams
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.cache import BlockCopy, BlockPool, BlockTable, append_all
 from coursekit.figures import show
 from coursekit.figures.forks import ForkState, blocks_saved_by_n, forked_tables

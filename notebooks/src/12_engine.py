@@ -12,12 +12,15 @@
 # %%
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import ipywidgets
 import numpy as np
 import torch
 
+import minipaged
 from minipaged import LLM, KVSpec, SamplingParams, load_model
+from minipaged.attention import get_backend
 from coursekit.commands.bench_memory import PAPER_RUNNING
 from minipaged.config import CacheConfig, EngineConfig
 from coursekit.comparison import equal_outputs, serve
@@ -28,8 +31,10 @@ from coursekit.lesson import compare, number, pick_device, say, show_source, tab
 from coursekit.stopwatch import Stopwatch
 from coursekit.widgets import Explorable
 from coursekit.workloads import azure_lengths, load_mix, lognormal_lengths
+from minipaged.cpu.accelerate import accelerate
+from minipaged.cpu.backend import CpuBackend
+from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
-from minipaged.cpu.accelerate import prepare_for_cpu
 
 # %% [markdown]
 # ## The question
@@ -40,7 +45,7 @@ from minipaged.cpu.accelerate import prepare_for_cpu
 # %%
 device, half = pick_device()
 loaded = load_model("smollm2-135m", dtype=half, device=device)
-prepare_for_cpu(loaded.model)  # on a CPU: compiled kernels, and weights laid out for them
+loaded, _ = accelerate(loaded, get_backend("auto", device))  # on a CPU, as LLM would; see below
 config = loaded.config
 MAX_LEN, STRIPS = 4096, 8
 SLOTS = STRIPS * MAX_LEN
@@ -100,7 +105,7 @@ my_weights_percent = None  # your guess: percent of a decode step
 #
 # ### The whole traffic
 #
-# What the engine needs of a model is two methods.
+# What the engine needs of a model is two methods, and a word on whether there is a third.
 
 
 # %%
@@ -108,6 +113,7 @@ class SilentModel:
     """Says token 0. Its keys and values have the size of SmolLM2's, and are never written."""
 
     config = config
+    fuses_argmax = False  # no greedy token without logits
 
     def __call__(self, token_ids, batch, storage, backend):
         return torch.zeros(len(token_ids), 1)
@@ -201,7 +207,7 @@ assert running["instructions", "blocks"] > 200
 # ### The real model, for a while
 #
 # Now SmolLM2. A crowd first: 256 of the instructions. From blocks, for twenty steps; then in strips, for the same
-# number of *seconds*. A stopwatch sits on the parts of the engine; it is read later.
+# number of *seconds*. Nothing is inside that you would not run yourself; clocks come later.
 
 
 # %%
@@ -222,40 +228,14 @@ def make_llm(block_size, chunk=SLOTS):
     return llm
 
 
-def put_clocks(watch, engine):
-    """Which call counts to which part."""
-    watch.around(engine, "step", "bookkeeping")
-    watch.around(engine.scheduler, "schedule", "scheduler")
-    watch.around(engine.runner, "forward", "norms, rotary …")
-    watch.around(engine.runner.builder, "build", "bookkeeping")
-    for name in ("write_kv", "paged_attention"):
-        watch.around(engine.runner.backend, name, "attention")
-
-
-# %%
-from minipaged.engine import engine as engine_module
-
-
 def run_for_a_while(block_size, lengths, more):
-    """Step while more(steps, seconds); returns the LLM, its requests and the laps."""
-    llm, laps = make_llm(block_size), []
-    model, requests = loaded.model, queue(llm.engine, lengths)
-    wait = torch.cuda.synchronize if device.type == "cuda" else None
-    with Stopwatch(wait=wait) as watch:
-        put_clocks(watch, llm.engine)
-        watch.around(model, "compute_logits", "head")
-        if model.largest_logits:  # on a CPU: only where they are largest
-            watch.around(model, "largest_logits", "head")
-        watch.around(engine_module, "sample", "sampler")
-        watch.around(llm.engine.runner, "most_likely", "sampler")
-        for name, module in model.named_modules():
-            if name.endswith(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")):
-                watch.around(module, "forward", "weights")
-        start = time.perf_counter()
-        while more(len(laps), time.perf_counter() - start):
-            llm.engine.step()
-            laps.append(watch.take())
-    return llm, requests, laps, time.perf_counter() - start
+    """Step while more(steps, seconds); returns the LLM, its requests and the seconds."""
+    llm = make_llm(block_size)
+    requests = queue(llm.engine, lengths)
+    start = time.perf_counter()
+    while more(len(llm.trace), time.perf_counter() - start):
+        llm.engine.step()
+    return llm, requests, time.perf_counter() - start
 
 
 # %%
@@ -283,7 +263,7 @@ assert max(record.running for record in by_blocks[0].trace) == 256
 
 # %% tags=["nbval-ignore-output"]
 rows = []
-for policy, (llm, requests, _, seconds) in real.items():
+for policy, (llm, requests, seconds) in real.items():
     ttft = [request.metrics.ttft for request in requests if request.metrics.ttft is not None]
     speed = llm.stats.num_generation_tokens / seconds
     first = float(np.mean(ttft))
@@ -543,43 +523,108 @@ assert max(apart) < 0.15
 #
 # ### Where every millisecond goes
 #
-# More at once makes a step longer. By how much, and what takes the time? Here are the stopwatch's laps: decode steps
-# of the real model, with eight requests and with the crowd.
+# More at once makes a step longer. By how much, and what takes the time? Now clocks go around the parts, for a few more
+# steps of the same two engines, with eight requests and with the crowd.
+#
+# **One thing has to be switched off for that.** On a CPU with a C++ compiler and AVX-512, all layers of the model are
+# one call, and in it there is no place for a clock. The backend says so (`fuses_layers`), and can be told not to: then
+# each layer is called by itself. That is another way to the same numbers, and a slower one. So every watched step has
+# a neighbour that runs as yours do, without clocks, and a third that only calls layer by layer.
+
+
+# %%
+def put_clocks(watch, engine):
+    """Which call counts to which part."""
+    model, runner = engine.runner.model, engine.runner
+    watch.around(engine, "step", "bookkeeping")
+    watch.around(engine.scheduler, "schedule", "scheduler")
+    watch.around(runner, "forward", "norms, rotary …")
+    watch.around(runner.builder, "build", "bookkeeping")
+    for name in ("write_kv", "paged_attention"):
+        watch.around(runner.backend, name, "attention")
+    for name in ("compute_logits", "argmax_tokens"):  # the second needs no logits, for greedy rows
+        watch.around(model, name, "head")
+    watch.around(engine_module, "sample", "sampler")
+    watch.around(runner, "greedy_tokens", "sampler")
+    for name, module in model.named_modules():
+        if name.endswith(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")):
+            watch.around(module, "forward", "weights")
+
+
+# %%
+def step(engine, *, clocks, fused):
+    """One step; returns its seconds, and those of each part if there are clocks."""
+    backend = engine.runner.backend
+    if not fused and isinstance(backend, CpuBackend):
+        engine.runner.backend = CpuBackend(fuses_layers=False)
+    wait = torch.cuda.synchronize if device.type == "cuda" else None
+    with Stopwatch(wait=wait) as watch:
+        if clocks:
+            put_clocks(watch, engine)
+        start = time.perf_counter()
+        engine.step()
+        seconds = time.perf_counter() - start
+    engine.runner.backend = backend
+    return seconds, watch.take()
+
+
+# %%
+PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
+WAYS = {
+    "as you run it": {"clocks": False, "fused": True},
+    "layer by layer": {"clocks": False, "fused": False},
+    "with clocks": {"clocks": True, "fused": False},
+}
+
+
+def take_turns(llm, rounds=8):
+    """Decode steps in each way, in turns: medians of the seconds, and of the parts."""
+    seconds, laps = {way: [] for way in WAYS}, []
+    while len(laps) < rounds:
+        for way, how in WAYS.items():
+            taken, lap = step(llm.engine, **how)
+            if not llm.trace[-1].prefill_tokens:
+                seconds[way].append(taken)
+                laps += [lap] if lap else []
+    parts = {part: float(np.median([lap[part] for lap in laps])) for part in PARTS}
+    return {way: float(np.median(taken)) for way, taken in seconds.items()}, parts
+
 
 # %% tags=["nbval-ignore-output"]
-PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
-
-
-def mean_lap(run):
-    """Seconds of each part of a decode step, the middle one of all."""
-    llm, _, laps, _ = run
-    decodes = [
-        lap for record, lap in zip(llm.trace, laps, strict=True) if not record.prefill_tokens
-    ]
-    return {part: float(np.median([lap[part] for lap in decodes])) for part in PARTS}
-
-
-steps = {"eight requests": mean_lap(by_strips), "the crowd": mean_lap(by_blocks)}
+whole, steps = {}, {}
+for name, (llm, *_) in {"eight requests": by_strips, "the crowd": by_blocks}.items():
+    whole[name], steps[name] = take_turns(llm)
 table(
     ["ms of a decode step", *steps],
     [(part, *(1e3 * parts[part] for parts in steps.values())) for part in PARTS],
+)
+table(
+    ["ms of the whole step", *whole],
+    [(way, *(1e3 * seconds[way] for seconds in whole.values())) for way in WAYS],
 )
 few, many = steps.values()
 compare(my_weights_percent, round(100 * many["weights"] / sum(many.values())), "percent")
 
 # %% tags=["nbval-ignore-output"]
-prompts = {part: by_blocks[2][0].get(part, 0.0) for part in PARTS}  # the first step: prefill
+fresh = make_llm(16)
+queue(fresh.engine, crowd)
+_, prompts = step(fresh.engine, clocks=True, fused=False)  # the first step: prefill
 show(
-    step_parts({**steps, "all prompts of the crowd": prompts}),
+    step_parts({**steps, "all prompts of the crowd": {p: prompts.get(p, 0.0) for p in PARTS}}),
     "Three bars: what a decode step of eight, one of the crowd, and the step that computes the "
     "prompts of the crowd spend their time on.",
 )
-decoding = np.mean([r.decode_tokens for r in by_blocks[0].trace if not r.prefill_tokens])
+del fresh
+decoding = by_blocks[0].trace[-1].decode_tokens
+few_s, many_s = (seconds["as you run it"] for seconds in whole.values())
+added = [100 * (s["with clocks"] / s["as you run it"] - 1) for s in whole.values()]
 say(f"""
     The crowd's step does {decoding / STRIPS:.0f} times the work of the small one in
-    {sum(many.values()) / sum(few.values()):.1f} times the time. Scheduler and bookkeeping take
+    {many_s / few_s:.1f} times the time. Scheduler and bookkeeping take
     {1e6 * (many["scheduler"] + many["bookkeeping"]) / decoding:.0f} µs for each request,
-    {100 * (many["scheduler"] + many["bookkeeping"]) / sum(many.values()):.1f} % of the step.
+    {100 * (many["scheduler"] + many["bookkeeping"]) / many_s:.1f} % of the step. To be watched
+    costs {added[0]:.0f} % with eight requests, {added[1]:.0f} % with the crowd: these are in the
+    parts above, not in the tokens per second.
 
     GPU figures of this engine, as far as they are recorded:
 """)
@@ -597,9 +642,68 @@ print(goals_text())
 #   most of this course is about, and a small part here. A GPU makes the model faster and leaves Python as it is, so
 #   there this part weighs more.
 #
+# ### What your laptop ran
+#
+# Lesson 05 ended on plain torch, lesson 01 on a model in plain torch. Both are in the engine, and on a CPU without a C++
+# compiler both serve (weights laid out once more for the processor, no more). With a compiler something else ran above:
+# the folder [minipaged/cpu](../minipaged/cpu), code for speed, in C++, and behind one door. `LLM` hands it the model
+# and the attention backend, and takes what comes back:
+
+# %%
+show_source(accelerate)
+
+# %% [markdown]
+# | what lessons showed | in plain torch | in `minipaged/cpu` |
+# |:--|:--|:--|
+# | a key goes to its slot (04, 05) | `LayerKV.write` in `cache/storage.py` | `write_kv` in `csrc/layers.cpp` |
+# | one query reads through the table (05, 07) | `attend_gathered` in `attention/torch_backend.py` | `csrc/decode.cpp` |
+# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, with AVX-512; else torch's |
+# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` with AVX-512; else oneDNN's products |
+# | the greedy token | the sampler, from logits | with AVX-512 in the head's product, without logits |
+#
+# The two choose the same tokens, here in float32, where rounding is small. `attention_backend="torch"` takes the
+# folder away. (So does a machine without a compiler; `CXX=false` pretends to be one.)
+
+# %%
+plain = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
+small = {"device": "cpu", "num_blocks": 8, "max_model_len": 64}
+
+
+def ask(llm):
+    """The answer, what made it, and its milliseconds a token."""
+    llm.generate("Paris is", exactly(2), use_tqdm=False)
+    (output,) = llm.generate("The sky is blue because", exactly(24), use_tqdm=False)
+    model, backend = llm.engine.runner.model, llm.engine.runner.backend
+    parts = (model, model.layers[0], model.lm_head, backend)
+    kinds = " · ".join(type(part).__name__ for part in parts)
+    return output.outputs[0].text, kinds, 1e3 * output.metrics.tpot
+
+
+in_torch = ask(LLM(plain, attention_backend="torch", **small))
+fast, _ = accelerate(plain, get_backend("auto", "cpu"))  # `plain` is used up now
+compiled = ask(LLM(fast, **small))
+assert in_torch[0] == compiled[0]
+print(in_torch[0])
+del plain, fast
+
+# %% tags=["nbval-ignore-output"]
+table(["one request, float32", "ms a token"], [in_torch[1:], compiled[1:]])
+
+# %% [markdown]
+# And this is where a token's slot is written on your laptop, if it has a compiler. Blocks are gone by then: a slot is
+# a row of one long array, as in lesson 04.
+
+# %%
+layers_cpp = (Path(minipaged.__file__).parent / "cpu/csrc/layers.cpp").read_text()
+begin = layers_cpp.index("// cache[slots[row]]")
+print(layers_cpp[begin : layers_cpp.index("\n}\n", begin) + 2])
+
+# %% [markdown]
 # ## The code as it stands
 #
-# You have met all that it calls. A step plans, computes, commits; nothing counts before the commit.
+# A step plans, computes, commits; nothing counts before the commit. The scheduler is lesson 11's, the model lesson 01's,
+# its attention that of lessons 05 to 08. Two helpers you have not met, and they decide nothing: one writes the trace
+# that the pictures above are drawn from, one turns new tokens into text and outputs.
 
 # %%
 show_source(Engine.step, Engine._compute)

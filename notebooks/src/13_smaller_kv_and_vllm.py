@@ -20,7 +20,7 @@ import ipywidgets
 import torch
 
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.attention.quantize import LARGEST, dequantize_rows, quantize_rows
 from minipaged.cache import BlockPool, BlockTable
 from coursekit.figures import card_filled, show

@@ -115,7 +115,7 @@ order = iter(torch.randperm(12, generator=generator).tolist())
 blocks = [[next(order) for _ in range(-(-length // BLOCK_SIZE))] for length in LENGTHS]
 fill = AttentionBatch.build(blocks, LENGTHS, LENGTHS, BLOCK_SIZE)
 keys, values = torch.randn(2, sum(LENGTHS), 3, 64, generator=generator)
-engine, layer = TorchBackend(compiled=False), storage.layer(0)
+engine, layer = TorchBackend(), storage.layer(0)
 engine.write_kv(layer, keys, values, fill.slot_mapping)
 
 # %%

@@ -22,6 +22,7 @@ from minipaged.attention.quantize import dequantize_rows, is_quantized
 from minipaged.attention.targets import TARGETS
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage, LayerKV
+from minipaged.cpu.backend import CpuBackend
 from minipaged.memory import KVSpec
 
 TARGET = TARGETS["sm_90"]
@@ -138,14 +139,13 @@ def relative_error(output: Tensor, expected: Tensor) -> float:
     return difference / max(expected.double().norm().item(), 1e-30)
 
 
+def run_cpu(problem: Problem) -> Tensor:
+    """With the compiled kernels of a CPU, where this machine has a compiler."""
+    return CpuBackend().paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
+
+
 def run_torch(problem: Problem) -> Tensor:
-    """With the compiled CPU kernel, where this machine has a compiler."""
     return TorchBackend().paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
-
-
-def run_gather(problem: Problem) -> Tensor:
-    backend = TorchBackend(compiled=False)
-    return backend.paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
 
 
 def run_decode(problem: Problem) -> Tensor:
@@ -188,11 +188,11 @@ def small_tile(problem: Problem, keys: int) -> Tile:
 
 Run = Callable[[Problem], Tensor]
 DECODE: dict[str, Run] = {
+    "cpu": run_cpu,
     "torch": run_torch,
-    "gather": run_gather,
     "decode": run_decode,
     "decode_grouped": run_grouped,
     "decode_split": run_split,
     "prefill": run_prefill,
 }
-RAGGED: dict[str, Run] = {"torch": run_torch, "gather": run_gather, "prefill": run_prefill}
+RAGGED: dict[str, Run] = {"cpu": run_cpu, "torch": run_torch, "prefill": run_prefill}

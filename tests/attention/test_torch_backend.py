@@ -7,12 +7,12 @@ from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.torch_backend import (
     BUCKET_KEYS,
     TorchBackend,
-    decoding_sequences,
     length_buckets,
     plan_gather,
     plan_prefill,
 )
-from tests.attention.paged import DECODE, dense_attention, make_problem, relative_error, run_gather
+from minipaged.cpu.backend import CpuBackend
+from tests.attention.paged import DECODE, dense_attention, make_problem, relative_error, run_torch
 
 
 def test_buckets_keep_like_lengths_together():
@@ -40,7 +40,7 @@ def test_only_live_slots_are_gathered():
     live = AttentionBatch.build(
         [row[:4].tolist() for row in problem.batch.block_tables], [5, 9, 0, 16], [5, 9, 0, 16], 4
     )
-    plan = plan_gather(problem.batch, decoding_sequences(problem.batch))
+    plan = plan_gather(problem.batch, problem.batch.decoding_sequences())
     assert plan.slots.shape == (3, 16)
     assert set(plan.slots.flatten().tolist()) == set(live.slot_mapping.tolist())
     assert plan.visible.sum(1).tolist() == [5, 9, 16]
@@ -54,13 +54,13 @@ def test_a_whole_prompt_needs_no_mask_and_a_suffix_does():
 
 def test_decodes_and_prefills_mix_in_one_batch():
     problem = make_problem([9, 30, 4, 2, 0, 200], [1, 7, 4, 1, 0, 1], group=3)
-    assert relative_error(run_gather(problem), dense_attention(problem)) <= 1e-5
+    assert relative_error(run_torch(problem), dense_attention(problem)) <= 1e-5
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_every_batch_is_planned_anew(compiled):
+@pytest.mark.parametrize("make", [TorchBackend, CpuBackend])
+def test_every_batch_is_planned_afresh(make):
     """A backend remembers the plan of a batch for its layers, and must not use it for the next batch."""
-    backend = TorchBackend(compiled=compiled)
+    backend = make()
     for lengths, queries in (([6, 3], [1, 1]), ([3, 6], [1, 1]), ([6, 3], [4, 1]), ([8, 8], [8, 1])):
         problem = make_problem(lengths, queries)
         for _layer in range(2):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage, SwapSpace, append_all, hash_blocks, usable_hits
 from minipaged.memory import KVSpec

@@ -63,6 +63,19 @@ def test_rows_that_do_not_lie_densely_are_read_right():
     assert torch.equal(find(x.T), x.T.argmax(dim=-1))
 
 
+def test_any_number_of_threads_finds_the_same():
+    x, threads = ties(777, 9), torch.get_num_threads()
+    x[3], x[39] = math.nan, math.inf
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            assert torch.equal(find(x[4:39]), x[4:39].argmax(dim=-1))
+            with pytest.raises(BadLogitsError, match="row 3"):
+                find(x)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_nan_counts_as_the_largest():
     x = ties(3 * ARGMAX_BLOCK, 1000)
     x[-2, ARGMAX_BLOCK + 5 :] = torch.nan

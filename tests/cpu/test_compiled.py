@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from minipaged.cpu import kernels as cpu_kernels
-from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.accelerate import accelerate_model, use_compiled_kernels
+from minipaged.cpu.backend import CpuBackend
 from minipaged.cpu.kernels import CpuKernels
-from minipaged.cpu.modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
-from minipaged.model.llama import Linear, RMSNorm, rotate
+from minipaged.cpu.modules import CompiledLayer, CompiledLinear, CompiledRMSNorm, CpuLlama, RotatedInPlace
+from minipaged.model.llama import Attention, Linear, RMSNorm, rotate
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import logits_of
 
@@ -35,32 +36,31 @@ def products(request, monkeypatch) -> bool:
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_a_compiled_model_gives_the_same_logits(dtype, tolerance, products):
     expected = logits_of(random_llama(WIDE, dtype=dtype), IDS)
-    model = random_llama(WIDE, dtype=dtype)
-    assert use_compiled_kernels(model)
-    ours = logits_of(model, IDS)
+    model = use_compiled_kernels(random_llama(WIDE, dtype=dtype))
+    assert isinstance(model, CpuLlama)
+    ours = logits_of(model, IDS, backend=CpuBackend())
     assert (ours - expected).norm() <= 2 * tolerance * expected.norm()
 
 
 @needs_compiler
 def test_every_norm_rotation_and_product_is_replaced_and_twice_changes_nothing(products):
-    model = random_llama(WIDE)
-    assert use_compiled_kernels(model)
+    model = use_compiled_kernels(random_llama(WIDE))
     modules = list(model.modules())
     norms = 1 if products else 2 * WIDE.num_layers + 1  # a layer's norms are a part of its products
     assert sum(isinstance(module, CompiledRMSNorm) for module in modules) == norms
     assert not any(isinstance(module, RMSNorm) for module in modules)
-    assert all(module.rotate is not rotate for module in modules if hasattr(module, "rotate"))
+    assert not any(isinstance(module, Attention) for module in modules)
+    assert sum(isinstance(module, RotatedInPlace) for module in modules) == WIDE.num_layers
     assert sum(isinstance(m, CompiledLinear) for m in modules) == (4 * WIDE.num_layers + 1) * products
     assert sum(isinstance(module, Linear) for module in modules) == (4 * WIDE.num_layers + 1) * (not products)
-    assert use_compiled_kernels(model)
+    assert accelerate_model(model) is model
     assert list(model.modules()) == modules
 
 
 @needs_compiler
 def test_the_plain_weights_are_freed_and_the_embedding_stays(monkeypatch):
     monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
-    model = random_llama(WIDE)
-    use_compiled_kernels(model)
+    model = use_compiled_kernels(random_llama(WIDE))
     plain = [name for name, _ in model.named_parameters()]
     assert "embed_tokens.weight" in plain
     assert all("norm" in name or name == "embed_tokens.weight" for name in plain)
@@ -72,11 +72,11 @@ def test_what_is_not_made_of_whole_panels_keeps_the_products_of_torch(monkeypatc
     odd_head, odd_layers = replace(WIDE, vocab_size=200), replace(WIDE, intermediate_size=72)
     for config in (odd_head, odd_layers):
         expected = logits_of(random_llama(config), IDS)
-        model = random_llama(config)
-        assert use_compiled_kernels(model)
+        model = use_compiled_kernels(random_llama(config))
+        assert isinstance(model, CpuLlama)
         assert isinstance(model.lm_head, Linear) == (config is odd_head)
         assert isinstance(model.layers[0], CompiledLayer) == (config is odd_head)
-        torch.testing.assert_close(logits_of(model, IDS), expected)
+        torch.testing.assert_close(logits_of(model, IDS, backend=CpuBackend()), expected)
 
 
 @needs_compiler
@@ -107,5 +107,5 @@ def test_the_rotation_equals_torch_and_leaves_the_values_alone(dtype, tolerance,
 
 def test_dtypes_and_sizes_that_the_kernels_do_not_know_are_left_alone():
     for model in (random_llama(TINY), random_llama(WIDE, dtype=torch.float16)):
-        assert not use_compiled_kernels(model)
+        assert use_compiled_kernels(model) is model
         assert not any(isinstance(module, CompiledRMSNorm) for module in model.modules())

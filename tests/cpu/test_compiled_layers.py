@@ -1,7 +1,8 @@
-"""All layers in one call give what they give one by one, which they are where something is special."""
+"""All layers in one call give what they give one by one, as for backends that do not fuse them."""
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from minipaged.attention.reference import ReferenceBackend
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage
 from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.backend import CpuBackend
 from minipaged.cpu.kernels import CpuKernels
+from minipaged.cpu.modules import CpuLlama
 from minipaged.memory import KVSpec
 from minipaged.model.llama import LlamaModel
 from minipaged.model.tiny import random_llama
@@ -22,14 +25,11 @@ from tests.cpu.test_compiled import WIDE
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
 )
+LAYERS_ONE_BY_ONE = partial(CpuBackend, fuses_layers=False)
 BLOCKS = [[6, 1, 4, 9], [0, 3, 8], [5], [2, 7]]
 SIZE = 4  # of a block
 # Sequences with several query tokens and with one; and only with one.
 STEPS = {"mixed": ([5, 1, 1, 2], [13, 9, 3, 7]), "decodes": ([1, 1, 1, 1], [14, 10, 4, 8])}
-
-
-class Asked(TorchBackend):
-    """Not quite `TorchBackend`: nobody may know what it does in its place."""
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def compiled(dtype: torch.dtype = torch.float32) -> LlamaModel:
-    model = random_llama(WIDE, dtype=dtype)
-    assert use_compiled_kernels(model)
+    model = use_compiled_kernels(random_llama(WIDE, dtype=dtype))
+    assert isinstance(model, CpuLlama)
     return model
 
 
@@ -73,7 +73,10 @@ def test_one_call_changes_no_bit_of_the_result(calls: list[int], dtype: torch.dt
     torch.set_num_threads(threads)
     try:
         at_once, one_by_one = storage_of(dtype), storage_of(dtype)
-        ours, expected = run_all(model, TorchBackend(), at_once), run_all(model, Asked(), one_by_one)
+        ours, expected = (
+            run_all(model, CpuBackend(), at_once),
+            run_all(model, LAYERS_ONE_BY_ONE(), one_by_one),
+        )
     finally:
         torch.set_num_threads(before)
     assert calls == [23, 9, 4]
@@ -82,23 +85,16 @@ def test_one_call_changes_no_bit_of_the_result(calls: list[int], dtype: torch.dt
         assert torch.equal(mine.nan_to_num(9.0), theirs.nan_to_num(9.0))
 
 
-def watched() -> TorchBackend:
-    backend = TorchBackend()
-    backend.write_kv = backend.write_kv  # type: ignore[method-assign]
-    return backend
-
-
 @pytest.mark.parametrize(
     ("make", "kv_dtype"),
     [
-        (Asked, torch.float32),
-        (watched, torch.float32),
+        (LAYERS_ONE_BY_ONE, torch.float32),
         (ReferenceBackend, torch.float32),
-        (lambda: TorchBackend(compiled=False), torch.float32),
-        (TorchBackend, torch.float16),
-        (TorchBackend, torch.int8),
+        (TorchBackend, torch.float32),
+        (CpuBackend, torch.float16),
+        (CpuBackend, torch.int8),
     ],
-    ids=["subclass", "watched", "reference", "without kernels", "other dtype", "int8"],
+    ids=["told not to", "reference", "plain torch", "other dtype", "int8"],
 )
 def test_what_is_special_is_asked_layer_by_layer(
     calls: list[int], make: Callable[[], Any], kv_dtype: torch.dtype
@@ -124,21 +120,21 @@ def test_rows_that_see_no_key_do_not_read_garbage(calls: list[int]):
         3,
     )
     ids = torch.tensor([7, 8, 9, 10])
-    ours = model(ids, padded, storage_of(torch.float32), TorchBackend())
-    alone = model(ids[1:], batch, storage_of(torch.float32), TorchBackend())
+    ours = model(ids, padded, storage_of(torch.float32), CpuBackend())
+    alone = model(ids[1:], batch, storage_of(torch.float32), CpuBackend())
     assert calls == [4, 3]
     assert ours.isfinite().all() and torch.equal(ours[1:], alone)
 
 
-def test_slots_behind_the_cache_are_refused(calls: list[int]):
+def test_slots_beyond_the_cache_are_refused(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
-    with pytest.raises(IndexError, match="2 of 4 slots lie behind the 32 slots of the cache"):
-        compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), TorchBackend())
+    with pytest.raises(IndexError, match="2 of 4 slots are beyond the 32 slots of the cache"):
+        compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
     assert calls == [4]
 
 
 def test_what_does_not_fit_together_is_refused_with_both_numbers(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], 2 * SIZE)
     with pytest.raises(ValueError, match="the batch's block size is 8, the cache's 4"):
-        compiled()(torch.arange(4), batch, storage_of(torch.float32), TorchBackend())
+        compiled()(torch.arange(4), batch, storage_of(torch.float32), CpuBackend())
     assert not calls

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from minipaged.attention import get_backend
 from minipaged.cpu import build
 from minipaged.cpu import kernels as cpu_kernels
-from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.accelerate import accelerate_backend, use_compiled_kernels
 from minipaged.model.tiny import random_llama
-from tests.attention.paged import dense_attention, make_problem, relative_error, run_torch
+from tests.attention.paged import dense_attention, make_problem, relative_error, run_cpu
 from tests.cpu.test_compiled import WIDE
 
 needs_compiler = pytest.mark.skipif(
@@ -54,12 +55,14 @@ def test_a_change_of_any_source_compiles_again(fresh_load, monkeypatch):
 def test_without_a_compiler_torch_serves_and_one_line_says_so(fresh_load, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    model, backend = random_llama(WIDE), get_backend("torch")
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
-        problem = make_problem([5, 9])
+        assert use_compiled_kernels(model) is model
+    assert accelerate_backend(backend) is backend
     assert len(caught) == 1
-    assert not use_compiled_kernels(random_llama(WIDE))
+    problem = make_problem([5, 9])
     for _ in range(2):
-        assert relative_error(run_torch(problem), dense_attention(problem)) <= 1e-5
+        assert relative_error(run_cpu(problem), dense_attention(problem)) <= 1e-5
 
 
 def test_a_compiler_that_fails_is_missed_without_harm(fresh_load, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage
 from minipaged.cpu import kernels as cpu_kernels
+from minipaged.cpu.backend import CpuBackend
 from minipaged.cpu.kernels import CpuKernels
 from minipaged.memory import KVSpec
 from tests.attention.paged import (
@@ -17,7 +18,7 @@ from tests.attention.paged import (
     make_problem,
     poison,
     relative_error,
-    run_gather,
+    run_cpu,
     run_torch,
 )
 
@@ -35,7 +36,7 @@ def test_every_head_size_and_group_equals_dense_attention(dtype, tolerance, head
     """Ragged lengths, in a pool that is NaN wherever no live key is."""
     problem = make_problem([1, 7, 8, 33], group=group, head_size=head_size, block_size=8, dtype=dtype)
     assert cpu_kernels.can_decode(problem.query, problem.layer)
-    assert relative_error(run_torch(problem), dense_attention(problem)) <= tolerance
+    assert relative_error(run_cpu(problem), dense_attention(problem)) <= tolerance
 
 
 @needs_compiler
@@ -52,7 +53,7 @@ def test_few_sequences_and_many_take_different_ways_to_the_same_result(
     try:
         for count in (1, 2, 7):
             torch.set_num_threads(count)
-            assert relative_error(run_torch(problem), expected) <= tolerance
+            assert relative_error(run_cpu(problem), expected) <= tolerance
     finally:
         torch.set_num_threads(threads)
 
@@ -62,7 +63,7 @@ def test_scores_far_apart_do_not_overflow():
     problem = make_problem([40], head_size=64)
     problem.query.mul_(1e3)
     expected = dense_attention(problem)
-    assert relative_error(run_torch(problem), expected) <= 1e-5
+    assert relative_error(run_cpu(problem), expected) <= 1e-5
 
 
 def heads_in_wider_rows(problem: Problem) -> torch.Tensor:
@@ -76,19 +77,19 @@ def heads_in_wider_rows(problem: Problem) -> torch.Tensor:
 @needs_compiler
 def test_a_query_that_is_a_view_is_read_right_and_not_copied():
     problem = make_problem([5, 9])
-    expected = run_torch(problem)
+    expected = run_cpu(problem)
     problem.query = heads_in_wider_rows(problem)
     assert cpu_kernels.can_decode(problem.query, problem.layer)
-    assert torch.equal(run_torch(problem), expected)
+    assert torch.equal(run_cpu(problem), expected)
 
 
 @needs_compiler
 def test_a_query_whose_numbers_lie_apart_goes_to_torch():
     problem = make_problem([5, 9])
-    expected = run_gather(problem)
+    expected = run_torch(problem)
     problem.query = problem.query.transpose(0, 2).contiguous().transpose(0, 2)
     assert not cpu_kernels.can_decode(problem.query, problem.layer)
-    assert relative_error(run_torch(problem), expected) <= 1e-6
+    assert relative_error(run_cpu(problem), expected) <= 1e-6
 
 
 def test_what_it_cannot_read_goes_to_torch():
@@ -97,7 +98,7 @@ def test_what_it_cannot_read_goes_to_torch():
     odd = make_problem([3], head_size=24)
     for other in (make_problem([3], dtype=torch.float16), make_problem([3], kv_dtype=torch.int8), odd):
         assert not cpu_kernels.can_decode(other.query, other.layer)
-        assert relative_error(run_torch(other), dense_attention(other)) <= 1e-2
+        assert relative_error(run_cpu(other), dense_attention(other)) <= 1e-2
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def any_processor(monkeypatch):
 def require_prefill(problem: Problem, tolerance: float) -> None:
     kernels = cpu_kernels.load()
     assert cpu_kernels.can_prefill(problem.query, problem.layer, kernels)
-    assert relative_error(run_torch(problem), dense_attention(problem)) <= tolerance
+    assert relative_error(run_cpu(problem), dense_attention(problem)) <= tolerance
 
 
 @needs_compiler
@@ -119,7 +120,7 @@ def require_prefill(problem: Problem, tolerance: float) -> None:
 def test_prompts_of_every_head_size_and_group_equal_dense_attention(
     any_processor, dtype, tolerance, head_size, group
 ):
-    """Whole prompts, chunks behind a context and decodes in one batch."""
+    """Whole prompts, chunks after a context and decodes in one batch."""
     problem = make_problem(
         [9, 40, 33, 5, 70], [9, 7, 1, 2, 66], group=group, head_size=head_size, dtype=dtype
     )
@@ -130,7 +131,7 @@ def test_prompts_of_every_head_size_and_group_equal_dense_attention(
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.parametrize("num_queries", [2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 130])
 @pytest.mark.parametrize("before", [0, 1, 31, 100])
-def test_prompts_of_every_length_behind_every_context(any_processor, dtype, tolerance, num_queries, before):
+def test_prompts_of_every_length_after_every_context(any_processor, dtype, tolerance, num_queries, before):
     lengths, queries = [num_queries + before, 2 + before], [num_queries, 2]
     problem = make_problem(lengths, queries, group=3, num_kv_heads=3, head_size=32, dtype=dtype)
     require_prefill(problem, tolerance)
@@ -157,7 +158,7 @@ def test_a_key_that_is_not_seen_yet_does_not_matter_however_large(any_processor)
     cache, table = problem.layer.key, problem.batch.block_tables[0].tolist()
     for pos in range(20, 40):
         cache[table[pos // 4], pos % 4] *= 1e4
-    out, expected = run_torch(problem), dense_attention(problem)
+    out, expected = run_cpu(problem), dense_attention(problem)
     assert relative_error(out[:20], expected[:20]) <= 1e-5
     assert relative_error(out, expected) <= 1e-5
 
@@ -167,10 +168,8 @@ def test_rows_that_see_no_key_stay_zero(any_processor):
     problem = make_problem([5, 6], [5, 6], head_size=32)
     lens = torch.tensor([3, 0], dtype=torch.int32)
     short = replace(problem.batch, context_lens=lens)
-    out = TorchBackend().paged_attention(problem.query, problem.layer, short, scale=problem.scale)
-    plain = TorchBackend(compiled=False).paged_attention(
-        problem.query, problem.layer, short, scale=problem.scale
-    )
+    out = CpuBackend().paged_attention(problem.query, problem.layer, short, scale=problem.scale)
+    plain = TorchBackend().paged_attention(problem.query, problem.layer, short, scale=problem.scale)
     assert not out[:2].any() and not out[5:].any() and out[2:5].any()
     torch.testing.assert_close(out, plain)
 
@@ -184,7 +183,7 @@ def test_prompts_that_the_kernel_cannot_read_go_to_torch(any_processor):
         make_problem([9], [9], head_size=32, kv_dtype=torch.int8),
     ):
         assert not cpu_kernels.can_prefill(other.query, other.layer, kernels)
-        assert relative_error(run_torch(other), dense_attention(other)) <= 1e-2
+        assert relative_error(run_cpu(other), dense_attention(other)) <= 1e-2
 
 
 def written(dtype, backend, slots) -> KVStorage:
@@ -200,12 +199,12 @@ def written(dtype, backend, slots) -> KVStorage:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slots", [[7], [39, 0, 12, 5], [3, -1, 4, -1], []])
 def test_rows_are_stored_where_torch_stores_them(dtype, slots):
-    compiled, plain = (written(dtype, TorchBackend(compiled=way), slots) for way in (True, False))
+    compiled, plain = (written(dtype, make(), slots) for make in (CpuBackend, TorchBackend))
     for ours, theirs in zip(compiled.tensors, plain.tensors, strict=True):
         assert torch.equal(ours.nan_to_num(9.0), theirs.nan_to_num(9.0))
 
 
 @needs_compiler
-def test_a_slot_behind_the_cache_is_refused():
-    with pytest.raises(IndexError, match="1 of 2 slots lie behind the 40 slots"):
-        written(torch.float32, TorchBackend(), [3, 40])
+def test_a_slot_beyond_the_cache_is_refused():
+    with pytest.raises(IndexError, match="1 of 2 slots are beyond the 40 slots"):
+        written(torch.float32, CpuBackend(), [3, 40])

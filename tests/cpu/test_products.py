@@ -95,7 +95,7 @@ def test_the_place_of_the_largest_sum_is_that_of_the_sums_themselves(dtype, rows
     try:
         for count in (1, 2, 7):
             torch.set_num_threads(count)
-            assert torch.equal(head.largest(x), expected)
+            assert torch.equal(head.argmax(x), expected)
     finally:
         torch.set_num_threads(threads)
 
@@ -104,22 +104,22 @@ def test_the_place_of_the_largest_sum_is_that_of_the_sums_themselves(dtype, rows
 def test_a_row_with_a_sum_that_is_not_finite_has_no_largest(bad):
     x, weight = operands(5)
     head = CompiledHead(weight, cpu_kernels.load())
-    right = head.largest(x)
+    right = head.argmax(x)
     x[3] = float(bad)
-    places = head.largest(x)
+    places = head.argmax(x)
     assert places[3] == -1
     assert torch.equal(places[[0, 1, 2, 4]], right[[0, 1, 2, 4]])
 
 
 def test_the_largest_of_negative_and_of_equal_sums():
     weight = torch.full((96, 2), -1.0)
-    assert CompiledHead(weight, cpu_kernels.load()).largest(torch.ones(3, 2)).tolist() == [0, 0, 0]
+    assert CompiledHead(weight, cpu_kernels.load()).argmax(torch.ones(3, 2)).tolist() == [0, 0, 0]
     weight[70] = -0.5
-    assert CompiledHead(weight, cpu_kernels.load()).largest(torch.ones(3, 2)).tolist() == [70, 70, 70]
-    assert CompiledHead(weight, cpu_kernels.load()).largest(torch.zeros(2, 2)).tolist() == [0, 0]
+    assert CompiledHead(weight, cpu_kernels.load()).argmax(torch.ones(3, 2)).tolist() == [70, 70, 70]
+    assert CompiledHead(weight, cpu_kernels.load()).argmax(torch.zeros(2, 2)).tolist() == [0, 0]
     lowest = torch.finfo(torch.float32).min
     weight = torch.tensor([[lowest, 0.0]]).expand(96, 2).contiguous()
-    assert CompiledHead(weight, cpu_kernels.load()).largest(torch.ones(2, 2)).tolist() == [0, 0]
+    assert CompiledHead(weight, cpu_kernels.load()).argmax(torch.ones(2, 2)).tolist() == [0, 0]
 
 
 def test_gates_far_from_zero_do_not_become_nan():

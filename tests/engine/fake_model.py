@@ -26,6 +26,8 @@ EOS = 0
 class HashModel:
     """Keys and values of a token are hashes of the token, its position and everything before it."""
 
+    fuses_argmax = False
+
     def __init__(self, vocab_size: int = 40) -> None:
         self.config = ModelConfig(
             vocab_size=vocab_size,

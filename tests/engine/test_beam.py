@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
 from minipaged.cache.accounting import blocks_saved
@@ -38,6 +38,7 @@ class TableModel:
     """Logits read from a table [length, V, V] by position and last token; no attention. Watches the pool."""
 
     config = SMALL
+    fuses_argmax = False
 
     def __init__(self, table: Tensor, pool: BlockPool):
         self.table, self.pool = table, pool

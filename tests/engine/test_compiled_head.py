@@ -26,8 +26,8 @@ DRAWN = SamplingParams(temperature=0.8, seed=1, max_tokens=20, ignore_eos=True)
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
     monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
-    model = random_llama(WIDE)
-    assert use_compiled_kernels(model)
+    model = use_compiled_kernels(random_llama(WIDE))
+    assert model.fuses_argmax
     return LLM(LoadedModel(model, None, WIDE, "wide"), num_blocks=200, max_model_len=100, device="cpu")
 
 
@@ -39,7 +39,7 @@ def test_tokens_are_those_of_the_logits(llm: LLM, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.runner.model, "compute_logits", lambda hidden: pytest.fail("made logits"))
         ours = tokens(llm, GREEDY)
-    monkeypatch.setattr(ModelRunner, "most_likely", lambda self, plan, hidden: None)
+    monkeypatch.setattr(ModelRunner, "greedy_tokens", lambda self, plan, hidden: None)
     assert ours == tokens(llm, GREEDY)
 
 
@@ -49,7 +49,7 @@ def test_a_batch_in_which_somebody_draws_is_sampled_as_before(
     mixed = [DRAWN if i % 3 == 0 else GREEDY for i in range(len(PROMPTS))]
     ours = tokens(llm, mixed)
     monkeypatch.setattr(
-        ModelRunner, "most_likely", lambda self, plan, hidden: pytest.fail("not all are greedy")
+        ModelRunner, "greedy_tokens", lambda self, plan, hidden: pytest.fail("not all are greedy")
     )
     assert ours == tokens(llm, mixed)
 

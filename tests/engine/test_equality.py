@@ -9,11 +9,12 @@ import pytest
 import torch
 from fake_model import assert_idle, greedy, make_engine, run, serve, step, tokens_of
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.cpu.accelerate import use_compiled_kernels
+from minipaged.cpu.backend import CpuBackend
 from minipaged.engine.engine import Engine
 from minipaged.engine.output_processor import CompletionOutput
 from minipaged.memory import KVSpec
@@ -159,17 +160,17 @@ def test_prefix_cached_equals_cold() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-@pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "triton", "reference"])
 def test_shared_in_flight_equals_alone(backend: str, dtype: torch.dtype) -> None:
     """Requests of one step read the keys that the first of them writes in it, one as its single query."""
-    model = random_llama(WIDE)
-    use_compiled_kernels(model)  # heads wide enough for them; where there is no compiler torch's do
+    model = use_compiled_kernels(random_llama(WIDE))  # heads wide enough for them
+    attention = CpuBackend() if backend == "cpu" else get_backend(backend)
     prompts = [[*range(10, 18), *tail] for tail in ([1, 2, 3], [4], [5, 6, 7, 8, 9])]
     limits = EngineConfig(max_model_len=64, max_num_seqs=5, max_num_batched_tokens=64)
 
     def engine(*, sharing: bool) -> Engine:
         cache = CacheConfig(num_blocks=32, dtype=dtype, block_size=4, enable_prefix_caching=sharing)
-        return Engine(model, cache, limits, backend=get_backend(backend))
+        return Engine(model, cache, limits, backend=attention)
 
     together = engine(sharing=True)
     answers = serve(together, prompts, greedy(4, ignore_eos=True))

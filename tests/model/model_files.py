@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import AttentionBackend, get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache.storage import KVStorage
 from minipaged.config import ModelConfig
@@ -142,13 +142,20 @@ def gguf_name(name: str) -> str:
 
 
 def logits_of(
-    model: LlamaModel, token_ids: Sequence[int], steps: Sequence[int] | None = None, block_size: int = 16
+    model: LlamaModel,
+    token_ids: Sequence[int],
+    steps: Sequence[int] | None = None,
+    block_size: int = 16,
+    backend: AttentionBackend | None = None,
 ) -> torch.Tensor:
-    """Logits after each token, float32 [T, vocab], computed in steps of the given lengths (default: one)."""
+    """Logits after each token, float32 [T, vocab], computed in steps of the given lengths (default: one).
+
+    backend: by default plain torch.
+    """
     num_blocks = -(-len(token_ids) // block_size)
     storage = KVStorage(KVSpec.from_model(model.config, model.dtype), num_blocks, block_size)
     blocks = list(range(num_blocks))[::-1]  # not in order, so that an ignored table shows
-    backend = get_backend("torch")
+    backend = backend or get_backend("torch")
     start, rows = 0, []
     for length in steps or [len(token_ids)]:
         batch = AttentionBatch.build([blocks], [length], [start + length], block_size)

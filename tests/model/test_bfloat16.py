@@ -6,7 +6,8 @@ import pytest
 import torch
 from checkout import ROOT
 
-from minipaged.cpu.accelerate import prepare_for_cpu
+from minipaged.attention import get_backend
+from minipaged.cpu.accelerate import accelerate
 from minipaged.model.loading import load_model
 from tests.model.hf_reference import NAME, model_is_installed, smollm2
 from tests.model.model_files import logits_of
@@ -30,12 +31,11 @@ def token_ids() -> list[int]:
 
 @cache
 def logits(dtype: torch.dtype) -> torch.Tensor:
-    """[TOKENS, vocab_size]; float32 in plain torch, bfloat16 as `LLM` prepares it."""
+    """[TOKENS, vocab_size]; float32 in plain torch, bfloat16 as `LLM` runs it."""
     if dtype == torch.float32:
         return logits_of(smollm2().model, token_ids(), STEPS)
-    model = load_model(NAME, dtype=dtype).model
-    prepare_for_cpu(model)
-    return logits_of(model, token_ids(), STEPS)
+    loaded, backend = accelerate(load_model(NAME, dtype=dtype), get_backend("auto", "cpu"))
+    return logits_of(loaded.model, token_ids(), STEPS, backend=backend)
 
 
 def perplexity(scores: torch.Tensor) -> float:

@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minipaged.attention.backend import queries_per_kv, require_matching
-from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.batch import AttentionBatch, queries_per_kv, require_matching
 from minipaged.attention.targets import Target
 
 if TYPE_CHECKING:

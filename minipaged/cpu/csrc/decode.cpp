@@ -9,14 +9,17 @@ constexpr int LARGEST_HEAD = 256;
 struct Scratch { std::vector<int64_t> rows; std::vector<float> query, weights; };
 
 // One sequence, the KV heads from `kv` on: scores of all keys, their softmax, the weighted sum of the values.
-// SIZE is the head size and GROUP the query heads that use a cached row once it is loaded, both known when compiling
-// so that the loops over them become straight vector code; 0 and 1 serve any.
+// SIZE is the head size and GROUP the query heads that use a cached row once it is loaded, both known when
+// compiling so that the loops over them become straight vector code; 0 and 1 serve any.
 template <typename T, int SIZE, int GROUP>
 static void attend(const Decodes<T>& b, int64_t seq, int64_t kv, Scratch& s) {
-    const int64_t size = SIZE ? SIZE : b.size, parts = size / LANES, len = b.lens[seq], group = b.heads / b.kv_heads;
+    const int64_t size = SIZE ? SIZE : b.size, parts = size / LANES;
+    const int64_t len = b.lens[seq], group = b.heads / b.kv_heads;
     const int64_t heads = b.kv_together * group, width = b.kv_together * size * sizeof(T), row = b.rows[seq];
     const int32_t* table = b.tables + seq * b.table_stride;
-    s.rows.resize(len), s.weights.resize(heads * len), s.query.resize(heads * size);
+    s.rows.resize(len);
+    s.weights.resize(heads * len);
+    s.query.resize(heads * size);
     int64_t* const rows = s.rows.data();  // of each token: where its row begins in the cache
     float *const w = s.weights.data(), *const query = s.query.data();
     for (int64_t pos = 0; pos < len; table++)

@@ -1,7 +1,7 @@
-// Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums while
-// they are in registers.
-// With few rows the time goes into reading the weight: it is laid out once in the order of reading (packing.py), each
-// part is asked for before it is needed, and used for up to 12 rows while it is in the processor.
+// Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums
+// while they are in registers. With few rows the time goes into reading the weight: it is laid out once in
+// the order of reading (packing.py), each part is asked for before it is needed, and used for up to 12 rows
+// while it is in the processor.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -19,7 +19,8 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     if (p.after == GATE) {
         float denominator[LANES];
         store(sums[0], denominator);
-#pragma omp simd  // without it the compiler writes the loop out before it looks for vectors; exp(89) is infinite
+// Without the pragma the compiler writes the loop out before it looks for vectors. exp(89) is infinite.
+#pragma omp simd
         for (int i = 0; i < LANES; i++) denominator[i] = 1 + std::exp(std::min(-denominator[i], 88.0f));
         store(sums[0] / load(denominator) * sums[1], out);
     } else for (int i = 0; i < 2; i++) {
@@ -28,11 +29,11 @@ template <typename T> static void finish(const Product<T>& p, const Lanes* sums,
     }
 }
 
-// Of a row, what a thread has seen: the largest sum, its first place, and in `sizes` the largest bits without sign, by
-// which numbers that are not finite are known. (Fast maths knows none.)
+// Of a row, what a thread has seen: the largest sum, its first place, and in `sizes` the largest bits without
+// sign, by which numbers that are not finite are known. (Fast maths knows none.)
 struct Best { Bits sizes; float value; int64_t place; };
 
-static void keep_largest(Best& best, const Lanes* sums, int64_t panel) {
+static void keep_argmax(Best& best, const Lanes* sums, int64_t panel) {
     const Lanes most = sums[0] > sums[1] ? sums[0] : sums[1];
     float value = most[0];
     for (int i = 1; i < LANES; i++) value = std::max(value, most[i]);
@@ -43,7 +44,8 @@ static void keep_largest(Best& best, const Lanes* sums, int64_t panel) {
     if (value <= best.value) return;
     int i = 0;
     while (i < WIDTH - 1 && sums[i / LANES][i % LANES] < value) i++;
-    best.value = value, best.place = panel * WIDTH + i;
+    best.value = value;
+    best.place = panel * WIDTH + i;
 }
 
 // Put together what the threads have seen; the place is -1 in a row with a number that is not finite.
@@ -52,8 +54,10 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
         Best& best = all[row];
         const Best& other = seen[row];
         best.sizes = other.sizes > best.sizes ? other.sizes : best.sizes;
-        if (other.value > best.value || (other.value == best.value && other.place < best.place))
-            best.value = other.value, best.place = other.place;
+        if (other.value > best.value || (other.value == best.value && other.place < best.place)) {
+            best.value = other.value;
+            best.place = other.place;
+        }
         uint32_t size = 0;
         for (int i = 0; i < LANES; i++) size = std::max(size, best.sizes[i]);
         places[row] = size >= 0x7f800000 ? -1 : best.place;
@@ -63,7 +67,7 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
 template <typename T> void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
     const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
-    const std::vector<Best> nothing(p.after == LARGEST ? p.rows : 0, Best{{}, -FLT_MAX, 0});
+    const std::vector<Best> nothing(p.after == ARGMAX ? p.rows : 0, Best{{}, -FLT_MAX, 0});
     std::vector<Best> all = nothing;
 #pragma omp parallel
     {
@@ -85,7 +89,7 @@ template <typename T> void product(const Product<T>& p) {
                     Lanes sums[MOST_ROWS][2];
                     multiply<T>(end - begin, x + begin * depth, p.words, weight, p.words, sums);
                     for (int64_t row = begin; row < end; row++)
-                        if (p.after == LARGEST) keep_largest(seen[first + row], sums[row - begin], panel);
+                        if (p.after == ARGMAX) keep_argmax(seen[first + row], sums[row - begin], panel);
                         else finish(p, sums[row - begin], first + row, panel);
                 }
         }

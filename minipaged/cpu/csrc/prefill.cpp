@@ -1,6 +1,7 @@
 // Attention of prompts for a CPU: several query tokens of a sequence at once. The job of prefill.py on a GPU.
-// A task is some tokens of a sequence and one KV head. Its keys and values are laid out anew, each read once through
-// the block table, so that scores and sums of values are products of tiles; between the two is the softmax of each row.
+// A task is some tokens of a sequence and one KV head. Its keys and values are laid out once more, each read
+// once through the block table, so that scores and sums of values are products of tiles; between the two is
+// the softmax of each row.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -9,14 +10,16 @@
 #include "tile.h"
 
 template <typename T> struct Scratch {
-    std::vector<uint32_t> keys, values;  // panels of tile.h: a key is a column of one, a head's number of another
+    std::vector<uint32_t> keys, values;  // panels of tile.h; a column is a key, or a number of the head
     std::vector<T> query, weights;       // a tile's rows of both products
     std::vector<float> scores;
 };
 
-// Lay out the `len` keys and values that a task sees. What is behind them, up to `padded`, repeats the last one.
+// Lay out the `len` keys and values that a task sees. What comes after them, up to `padded`, repeats the last
+// one.
 template <typename T>
-static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t len, int64_t padded, Scratch<T>& s) {
+static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t len, int64_t padded,
+                   Scratch<T>& s) {
     constexpr int64_t per_word = 4 / sizeof(T);
     const int64_t words = b.size / per_word;
     const int32_t* table = b.tables + task.seq * b.table_stride;
@@ -24,7 +27,8 @@ static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t le
         pos = std::min(pos, len - 1);
         return ((table[pos / b.block_size] * b.block_size + pos % b.block_size) * b.kv_heads + kv) * b.size;
     };
-    s.keys.resize(padded * words), s.values.resize(padded * words);
+    s.keys.resize(padded * words);
+    s.values.resize(padded * words);
     for (int64_t pos = 0; pos < padded; pos++) {
         const auto* key = reinterpret_cast<const uint32_t*>(b.keys + row(pos));
         uint32_t* const column = s.keys.data() + pos / WIDTH * WIDTH * words + pos % WIDTH;
@@ -38,8 +42,9 @@ static void gather(const Prompts<T>& b, const Task& task, int64_t kv, int64_t le
     }
 }
 
-// weights = exp(scale * (scores - largest)) of the first `len`, 0 behind; returns their sum.
-template <typename T> static float softmax(float* scores, int64_t len, int64_t padded, float scale, T* weights) {
+// weights = exp(scale * (scores - largest)) of the first `len`, 0 after them; returns their sum.
+template <typename T>
+static float softmax(float* scores, int64_t len, int64_t padded, float scale, T* weights) {
     std::fill(scores + len, scores + padded, -1e30f);
     Lanes most = load(scores), total = {};
     for (int64_t i = LANES; i < padded; i += LANES) most = load(scores + i) > most ? load(scores + i) : most;
@@ -56,11 +61,14 @@ template <typename T> static float softmax(float* scores, int64_t len, int64_t p
 // A row is a query token and one of the heads that share the KV head; MOST_ROWS of them at a time.
 template <typename T> static void attend(const Prompts<T>& b, const Task& task, int64_t kv, Scratch<T>& s) {
     constexpr int64_t per_word = 4 / sizeof(T);
-    const int64_t group = b.heads / b.kv_heads, num_rows = (task.end - task.first) * group, words = b.size / per_word;
+    const int64_t group = b.heads / b.kv_heads, words = b.size / per_word;
+    const int64_t num_rows = (task.end - task.first) * group;
     const auto whole = [](int64_t keys) { return (keys + WIDTH - 1) / WIDTH * WIDTH; };
     const int64_t len = task.keys + task.end - task.first - 1, padded = whole(len);
     gather(b, task, kv, len, padded, s);
-    s.query.resize(MOST_ROWS * b.size), s.weights.resize(MOST_ROWS * padded), s.scores.resize(MOST_ROWS * padded);
+    s.query.resize(MOST_ROWS * b.size);
+    s.weights.resize(MOST_ROWS * padded);
+    s.scores.resize(MOST_ROWS * padded);
     for (int64_t first = 0; first < num_rows; first += MOST_ROWS) {
         const int64_t rows = std::min<int64_t>(MOST_ROWS, num_rows - first);
         const int64_t seen = whole(task.keys + (first + rows - 1) / group);  // by the last row
@@ -68,7 +76,8 @@ template <typename T> static void attend(const Prompts<T>& b, const Task& task, 
         float total[MOST_ROWS];
         Lanes sums[MOST_ROWS][2];
         for (int64_t r = 0; r < rows; r++) {
-            token[r] = task.first + (first + r) / group, head[r] = kv * group + (first + r) % group;
+            token[r] = task.first + (first + r) / group;
+            head[r] = kv * group + (first + r) % group;
             std::copy_n(b.query + token[r] * b.query_stride + head[r] * b.size, b.size, &s.query[r * b.size]);
         }
         for (int64_t key = 0; key < seen; key += WIDTH) {
