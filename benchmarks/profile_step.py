@@ -33,9 +33,9 @@ from minipaged.cpu.modules import CompiledLayer, CompiledLinear, CompiledRMSNorm
 from minipaged.cpu.packing import PackedLinear, pack_weights
 from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
-from minipaged.engine.sampling_params import SamplingParams
 from minipaged.model.llama import MLP, Attention, Linear, RMSNorm
 from minipaged.model.loading import load_model
+from minipaged.sampling_params import SamplingParams
 
 PAGE = records.ROOT / "docs" / "profile.md"
 BEGIN, END = "<!-- profile: written by benchmarks/profile_step.py -->", "<!-- end of profile -->"

@@ -32,7 +32,7 @@ from benchmarks.quiet import NotQuietError, when_quiet
 from minipaged import LLM
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
-from minipaged.engine.runner import ModelRunner
+from minipaged.core.runner import ModelRunner
 from minipaged.memory import KVSpec
 from minipaged.model.hf_folder import read_config
 

@@ -13,8 +13,8 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockCopy, KVStorage
 from minipaged.cache.storage import LayerKV
+from minipaged.core.request import Request
 from minipaged.engine.llm import LLM
-from minipaged.engine.request import Request
 from minipaged.memory import blocks_for
 
 

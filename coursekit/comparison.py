@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coursekit.waste import WasteReport
 from coursekit.workloads import Request
-from minipaged.cache.accounting import WasteReport
+from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.output_processor import RequestOutput, StepRecord
 from minipaged.engine.sizing import parse_bytes
-from minipaged.engine.stats import StepRecord
 from minipaged.machine import busy_seconds
 from minipaged.model.loading import LoadedModel
+from minipaged.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Requests through contiguous memory, one snapshot for each step: for pictures of fragmentation.
 
-`minipaged.cache.traffic` gives the averages and is faster; this shows where each strip lies, and can compact.
+`coursekit.traffic` gives the averages and is faster; this shows where each strip lies, and can compact.
 """
 
 from collections import deque
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minipaged.cache.contiguous import ContiguousArena, ReservationRule, reserve
+from coursekit.contiguous import ContiguousArena, ReservationRule, reserve
 
 
 @dataclass

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from minipaged.core.request import Request, Status, StepPlan
 from minipaged.engine.engine import Engine
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.request import Request, Status
 
 State = Literal["waiting", "prefill", "decode", "idle", "preempted", "swapped"]
 

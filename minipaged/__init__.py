@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 # public name -> module that defines it
 _EXPORTS = {
     "LLM": "minipaged.engine.llm",
-    "SamplingParams": "minipaged.engine.sampling_params",
-    "BeamSearchParams": "minipaged.engine.sampling_params",
-    "RequestOutputKind": "minipaged.engine.sampling_params",
+    "SamplingParams": "minipaged.sampling_params",
+    "BeamSearchParams": "minipaged.sampling_params",
+    "RequestOutputKind": "minipaged.sampling_params",
     "Chat": "minipaged.engine.chat",
-    "RequestOutput": "minipaged.engine.outputs",
-    "CompletionOutput": "minipaged.engine.outputs",
+    "RequestOutput": "minipaged.engine.output_processor",
+    "CompletionOutput": "minipaged.engine.output_processor",
     "ModelConfig": "minipaged.config",
     "CacheConfig": "minipaged.config",
     "EngineConfig": "minipaged.config",
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from minipaged.config import ModelConfig as ModelConfig
     from minipaged.engine.chat import Chat as Chat
     from minipaged.engine.llm import LLM as LLM
-    from minipaged.engine.outputs import CompletionOutput as CompletionOutput
-    from minipaged.engine.outputs import RequestOutput as RequestOutput
-    from minipaged.engine.sampling_params import BeamSearchParams as BeamSearchParams
-    from minipaged.engine.sampling_params import RequestOutputKind as RequestOutputKind
-    from minipaged.engine.sampling_params import SamplingParams as SamplingParams
+    from minipaged.engine.output_processor import CompletionOutput as CompletionOutput
+    from minipaged.engine.output_processor import RequestOutput as RequestOutput
     from minipaged.memory import KVSpec as KVSpec
     from minipaged.model.loading import load_model as load_model
+    from minipaged.sampling_params import BeamSearchParams as BeamSearchParams
+    from minipaged.sampling_params import RequestOutputKind as RequestOutputKind
+    from minipaged.sampling_params import SamplingParams as SamplingParams
 
 __all__ = ["__version__", *_EXPORTS]
 

@@ -104,20 +104,6 @@ class MemoryPlan:
                 f"{self.card_bytes} bytes"
             )
 
-    @classmethod
-    def for_model(
-        cls,
-        config: ModelConfig,
-        *,
-        card_bytes: int,
-        bits_per_weight: float = 16,
-        reserve_bytes: int = 0,
-        kv_dtype: torch.dtype = torch.float16,
-        block_size: int = 16,
-    ) -> MemoryPlan:
-        spec = KVSpec.from_model(config, kv_dtype)
-        return cls(card_bytes, count_parameters(config), bits_per_weight, reserve_bytes, spec, block_size)
-
     @property
     def weight_bytes(self) -> int:
         return math.ceil(self.num_parameters * self.bits_per_weight / 8)

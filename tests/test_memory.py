@@ -9,6 +9,11 @@ from minipaged.memory import KV_DTYPES, KVSpec, MemoryPlan, blocks_for, count_pa
 GB = 10**9
 
 
+def plan_for(model, card_bytes, bits_per_weight=16, reserve_bytes=0, kv_dtype=torch.float16):
+    spec = KVSpec.from_model(model, kv_dtype)
+    return MemoryPlan(card_bytes, count_parameters(model), bits_per_weight, reserve_bytes, spec)
+
+
 def config(**changes) -> ModelConfig:
     fields = {
         "vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80,
@@ -99,7 +104,7 @@ def test_a_plan_by_hand():
 def test_a_70b_model_in_4_bits_on_an_80_gb_card():
     """Conversations of 4096 tokens at once: 30 with 8 KV heads, 3 with one for each of 64 query heads."""
     plans = [
-        MemoryPlan.for_model(model, card_bytes=80 * GB, bits_per_weight=4, reserve_bytes=4 * GB)
+        plan_for(model, card_bytes=80 * GB, bits_per_weight=4, reserve_bytes=4 * GB)
         for model in (LLAMA2_70B, LLAMA2_70B_MHA)
     ]
     per_token = [2 * 80 * heads * 128 * 2 for heads in (8, 64)]
@@ -112,7 +117,7 @@ def test_a_70b_model_in_4_bits_on_an_80_gb_card():
 
 def test_kv_in_8_bits_doubles_the_tokens_nearly():
     plans = [
-        MemoryPlan.for_model(LLAMA2_70B, card_bytes=80 * GB, bits_per_weight=4, kv_dtype=dtype)
+        plan_for(LLAMA2_70B, card_bytes=80 * GB, bits_per_weight=4, kv_dtype=dtype)
         for dtype in (torch.float16, torch.float8_e4m3fn)
     ]
     assert plans[1].num_tokens / plans[0].num_tokens == pytest.approx(2 * 128 / (128 + 4), rel=1e-3)
@@ -122,7 +127,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers():
     with pytest.raises(
         ValueError, match="137953296384 bytes of weights and 0 in reserve do not fit 80000000000"
     ):
-        MemoryPlan.for_model(LLAMA2_70B, card_bytes=80 * GB)
+        plan_for(LLAMA2_70B, card_bytes=80 * GB)
 
 
 def test_impossible_plans_are_refused():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from minipaged.cache.traffic import Traffic
+    from coursekit.traffic import Traffic
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WORKLOADS = ("chat48", "azure-conv", "azure-code", "sharegpt", "alpaca")
@@ -98,7 +98,7 @@ def measure(workload: Workload) -> dict[str, Any]:
 
 def policies_of(workload: Workload) -> Iterator[tuple[str, "Traffic"]]:
     """The three rules of reservation, the maximum again at longer maxima, and paging at every block size."""
-    from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+    from coursekit.traffic import contiguous_traffic, paged_traffic
 
     lengths, max_len, budget = workload.lengths, workload.max_len, workload.budget_tokens
     for rule in ("maximum", "power_of_two", "oracle"):

@@ -171,7 +171,7 @@ def comparison_rows(figures: "Sequence[dict[str, Any]]") -> list[list[str]]:
 def chat(model: "LoadedModel") -> None:
     """One question and its answer, greedy; nothing is printed for a model that has no chat template."""
     from minipaged.engine.llm import LLM
-    from minipaged.engine.sampling_params import SamplingParams
+    from minipaged.sampling_params import SamplingParams
 
     if model.tokenizer is None or not model.tokenizer.has_chat_template:
         return

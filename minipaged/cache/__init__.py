@@ -1,9 +1,8 @@
-"""Paged KV memory: the pool of blocks, the tables that point into it, the tensors behind them."""
+"""Paged KV memory: the pool of blocks, the tables that point into it, the tensors it manages."""
 
-from minipaged.cache.accounting import Strip, WasteReport, waste_of_strips, waste_of_tables
+from minipaged.cache.accounting import Sharing
 from minipaged.cache.block_pool import BlockPool
 from minipaged.cache.block_table import BlockCopy, BlockTable, append_all, blocks_to_append_all
-from minipaged.cache.contiguous import ContiguousArena, reserve
 from minipaged.cache.prefix import PrefixStats, hash_block, hash_blocks, usable_hits
 from minipaged.cache.storage import KVStorage, LayerKV
 from minipaged.cache.swap import SwapSpace
@@ -12,19 +11,14 @@ __all__ = [
     "BlockCopy",
     "BlockPool",
     "BlockTable",
-    "ContiguousArena",
     "KVStorage",
     "LayerKV",
     "PrefixStats",
-    "Strip",
+    "Sharing",
     "SwapSpace",
-    "WasteReport",
     "append_all",
     "blocks_to_append_all",
     "hash_block",
     "hash_blocks",
-    "reserve",
     "usable_hits",
-    "waste_of_strips",
-    "waste_of_tables",
 ]

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who holds each block, which are free, and which free ones still hold a known prefix.
+"""The pool of KV blocks: which are held, which are free, and which free ones still hold a known prefix.
 
 A block is in exactly one of three states:
 
@@ -27,7 +27,7 @@ class HoldsBlocks(Protocol):
 class BlockPool:
     """Hands out the ids 0 … `num_blocks` - 1. Only bookkeeping: the tensors are in `KVStorage`.
 
-    Nothing changes when a call raises or answers None.
+    Nothing changes when a call raises or returns None.
     """
 
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool = True) -> None:
@@ -38,7 +38,7 @@ class BlockPool:
         self.clear()
 
     def clear(self) -> None:
-        """Make every block blank, whoever holds it: for the owner of all tables, who starts them anew."""
+        """Make every block blank, whatever tables list it. Their owner must then start with new tables."""
         self._ref_counts = [0] * self.num_blocks
         self._blank = list(range(self.num_blocks - 1, -1, -1))  # a stack: block 0 is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -49,11 +49,6 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that `allocate` can hand out: blank and cached."""
         return len(self._blank) + len(self._cached)
-
-    @property
-    def num_cached(self) -> int:
-        """Free blocks that can still be hit."""
-        return len(self._cached)
 
     def ref_count(self, block: int) -> int:
         """How many tables hold `block`."""
@@ -114,7 +109,7 @@ class BlockPool:
 
         A block that loses its last reference becomes blank, or the most recently used cached block. Pass the
         tail of a chain first: then it is evicted before the head, without which it could never be hit.
-        Raises ValueError for an unknown id, an id given twice, or a block that nobody holds.
+        Raises ValueError for an unknown id, an id given twice, or a block that no table holds.
         """
         self._require_held(blocks)
         ref_counts = self._ref_counts
@@ -130,7 +125,7 @@ class BlockPool:
         """Offer the contents of a held block to others. The block must be full and its K/V computed.
 
         Several blocks may have the same contents. A pool with prefix caching off publishes nothing.
-        Raises ValueError when nobody holds the block or when it is published under another hash.
+        Raises ValueError when no table holds the block or when it is published under another hash.
         """
         self._require_held((block,))
         if not self.enable_prefix_caching:
@@ -194,25 +189,41 @@ class BlockPool:
     def check_invariants(self, tables: Iterable[HoldsBlocks]) -> None:
         """Prove the bookkeeping, given every table that holds blocks of this pool. O(num_blocks).
 
-        Raises AssertionError naming the fault.
+        Raises AssertionError naming the fault, also under `python -O`.
         """
-        holders = Counter(block for table in tables for block in table.blocks)
+        fault = self.find_fault(tables)
+        if fault:
+            raise AssertionError(fault)
+
+    def find_fault(self, tables: Iterable[HoldsBlocks]) -> str | None:
+        """What is wrong with the bookkeeping, given every table that holds blocks of this pool, or None."""
+        lists = [table.blocks for table in tables]
+        holders = Counter(block for blocks in lists for block in blocks)
         free = Counter([*self._blank, *self._cached])
         for block, count in enumerate(self._ref_counts):
-            held = holders.pop(block, 0)
-            assert count == held, f"block {block} has {count} references, tables hold {held}"
-            listed = free.pop(block, 0)
-            assert listed == (count == 0), f"block {block} has {count} references and is {listed} times free"
-        assert not holders, f"tables hold blocks that do not exist: {sorted(holders)}"
-        assert not free, f"the free list has blocks that do not exist: {sorted(free)}"
-        self._check_index()
+            held, listed = holders.pop(block, 0), free.pop(block, 0)
+            if count != held:
+                return f"block {block} has {count} references, tables hold {held}"
+            if listed != (count == 0):
+                return f"block {block} has {count} references and is {listed} times free"
+        if holders:
+            return f"tables hold blocks that do not exist: {sorted(holders)}"
+        if free:
+            return f"the free list has blocks that do not exist: {sorted(free)}"
+        for blocks in lists:
+            if len(set(blocks)) != len(blocks):
+                return f"a table lists a block twice: {blocks}"
+        return self._find_index_fault()
 
-    def _check_index(self) -> None:
+    def _find_index_fault(self) -> str | None:
         indexed = {block: h for h, blocks in self._index.items() for block in blocks}
-        assert indexed == self._hashes, "index and hashes of the blocks disagree"
-        assert all(self._index.values()), "index has an entry without a block"
-        assert sum(map(len, self._index.values())) == len(self._hashes), "a block is indexed under two hashes"
-        assert self._hashes.keys() >= self._cached.keys(), "a cached block is not published"
         stale = [block for block in self._blank if block in self._hashes]
-        assert not stale, f"blank blocks are still published: {stale}"
-        assert self.enable_prefix_caching or not self._hashes, "caching is off, yet blocks are published"
+        faults = {
+            "index and hashes of the blocks disagree": indexed != self._hashes,
+            "index has an entry without a block": not all(self._index.values()),
+            "a block is indexed under two hashes": sum(map(len, self._index.values())) != len(self._hashes),
+            "a cached block is not published": not self._hashes.keys() >= self._cached.keys(),
+            f"blank blocks are still published: {stale}": bool(stale),
+            "caching is off, yet blocks are published": bool(self._hashes) and not self.enable_prefix_caching,
+        }
+        return next((fault for fault, is_there in faults.items() if is_there), None)

@@ -38,11 +38,6 @@ class BlockTable:
         self.num_published = 0  # leading blocks that this table has offered or adopted
 
     @property
-    def num_tokens_in_last_block(self) -> int:
-        """1 … block_size; 0 only for an empty table."""
-        return (self.num_tokens - 1) % self.block_size + 1 if self.num_tokens else 0
-
-    @property
     def tail_is_shared(self) -> bool:
         """Whether the next token would be written into a block that another table also holds."""
         return self.num_tokens % self.block_size != 0 and self.pool.ref_count(self.blocks[-1]) > 1

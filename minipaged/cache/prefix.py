@@ -1,8 +1,8 @@
-"""Prefix hashes: the name under which a full block's contents can be found again.
+"""Block hashes: the key under which a full block's contents can be found again.
 
-Keys and values of a token depend on every token before it, so a block is named by its own tokens and the name
-of the block before it (PagedAttention paper, section 4.4, "shared prefix"; the chain is vLLM's automatic
-prefix caching). The digest is sha256: two different prefixes do not get one name, by chance or on purpose.
+Keys and values of a token depend on every token before it, so a block's hash covers its own tokens and the
+hash of the block before it (PagedAttention paper, section 4.4, "shared prefix"; the chain is vLLM's automatic
+prefix caching). It is sha256: two different prefixes do not get the same hash, by chance or on purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _field(tag: bytes, payload: bytes) -> bytes:
 
 
 def hash_block(parent: bytes | None, token_ids: Sequence[int], extra: Sequence[ExtraKey] = ()) -> bytes:
-    """32-byte name of a full block with these tokens, behind the block named `parent` (None: no block).
+    """32-byte hash of a full block with these tokens, after the block with hash `parent` (None: no block).
 
     `extra` separates what must not be shared although the tokens are equal: pairs of a kind and a value.
     """
@@ -35,9 +35,9 @@ def hash_block(parent: bytes | None, token_ids: Sequence[int], extra: Sequence[E
 def hash_blocks(
     token_ids: Sequence[int], block_size: int, *, salt: str | None = None, known: Sequence[bytes] = ()
 ) -> list[bytes]:
-    """Names of all full blocks of `token_ids`, in order. A partly filled last block has none.
+    """Hashes of all full blocks of `token_ids`, in order. A partly filled last block has none.
 
-    `known` are the names of the leading blocks, from an earlier call. `salt` goes into the first block only;
+    `known` are the hashes of the leading blocks, from an earlier call. `salt` goes into the first block only;
     the chain carries it to the others.
     """
     hashes = list(known)

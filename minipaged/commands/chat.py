@@ -35,7 +35,7 @@ from minipaged.commands.serving import (
 
 if TYPE_CHECKING:
     from minipaged.engine.chat import Chat
-    from minipaged.engine.sampling_params import SamplingParams
+    from minipaged.sampling_params import SamplingParams
 
 QUIT = ("/quit", "/exit")
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     require_model_memory(args)
     from minipaged.engine.chat import Chat
     from minipaged.engine.llm import LLM
-    from minipaged.engine.sampling_params import SamplingParams
+    from minipaged.sampling_params import SamplingParams
 
     with refusals():
         params = SamplingParams(**sampling_settings(args))

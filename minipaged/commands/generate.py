@@ -33,7 +33,7 @@ from minipaged.commands.serving import (
 
 if TYPE_CHECKING:
     from minipaged.engine.llm import LLM
-    from minipaged.engine.outputs import RequestOutput
+    from minipaged.engine.output_processor import RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError("--system needs the chat template: leave out --raw")
     require_model_memory(args)
     from minipaged.engine.llm import LLM
-    from minipaged.engine.sampling_params import SamplingParams
+    from minipaged.sampling_params import SamplingParams
 
     with refusals():
         params = SamplingParams(**sampling_settings(args))

@@ -14,7 +14,7 @@ from minipaged.machine import DEFAULT_MODEL, MIB, SERVING_MEMORY, require_memory
 
 if TYPE_CHECKING:
     from minipaged.engine.llm import LLM
-    from minipaged.engine.outputs import RequestOutput
+    from minipaged.engine.output_processor import RequestOutput
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,12 +26,11 @@ from torch import Tensor
 from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage, append_all, blocks_to_append_all
-from minipaged.engine.detokenizer import TextTokenizer
-from minipaged.engine.greedy import find_largest
-from minipaged.engine.logprobs import most_likely
-from minipaged.engine.runner import Model
-from minipaged.engine.sampling_params import BeamSearchParams
-from minipaged.engine.sharing import Sharing
+from minipaged.cache.accounting import Sharing
+from minipaged.core.runner import Model
+from minipaged.core.sampler import checked_argmax, top_k
+from minipaged.engine.text import TextTokenizer
+from minipaged.sampling_params import BeamSearchParams
 
 PROMPT_CHUNK = 2048  # prompt tokens computed at once, which bounds the activations
 
@@ -57,7 +56,7 @@ class BeamSearchOutput:
     """What a search found, best first: `beam_width` sequences, or all there are if there are fewer.
 
     blocks_saved: share of block-table entries that cost no block because hypotheses shared it, 0 … 1, over
-    the steps behind the prompt.
+    the steps after the prompt.
     """
 
     sequences: list[BeamSearchSequence]
@@ -66,7 +65,7 @@ class BeamSearchOutput:
 
 @dataclass(eq=False)
 class Hypothesis:
-    """A live hypothesis: its tokens behind the prompt, their summed log-probability, its blocks."""
+    """A live hypothesis: its tokens after the prompt, their summed log-probability, its blocks."""
 
     output: list[int]
     sum_logprob: float
@@ -106,7 +105,7 @@ class BeamSearch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens behind the prompt that the live hypotheses have."""
+        """Tokens after the prompt that the live hypotheses have."""
         return len(self.live[0].output) if self.live else 0
 
     @property
@@ -133,12 +132,12 @@ class BeamSearch:
     def _choose(self) -> list[tuple[Hypothesis, int, float]]:
         """Parent, token and sum of each hypothesis that lives on, best first; notes those that finish."""
         width, ends = self.params.beam_width, () if self.params.ignore_eos else self.eos_token_ids
-        find_largest(self.logits, lambda row: "beam search")  # refuses what is no distribution
+        checked_argmax(self.logits, lambda row: "beam search")  # refuses logits that are not finite
         logits = self.logits.double() / (self.params.temperature or 1.0)
         sums = logits.new_tensor([hypothesis.sum_logprob for hypothesis in self.live])
         totals = (sums[:, None] + logits.log_softmax(dim=-1)).flatten()  # [len(live) * V]
         count = min(width + len(ends) * len(self.live), len(totals))
-        values, places = most_likely(totals[None], count)
+        values, places = top_k(totals[None], count)
         chosen = []
         for rank, (total, place) in enumerate(zip(values[0].tolist(), places[0].tolist(), strict=True)):
             parent, token = divmod(place, logits.shape[1])

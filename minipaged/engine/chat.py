@@ -3,7 +3,7 @@
 Each turn's prompt begins with everything said before, so its blocks are found in the prefix cache. For that
 the token ids must be the same as last time, and text does not guarantee it: what the model generated as two
 tokens may be read back as one. So a chat keeps the ids it has sent and received and encodes only the text
-behind them.
+after them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import CompletionOutput, RequestOutput
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.output_processor import CompletionOutput, RequestOutput
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams(temperature=0, max_tokens=256)
 

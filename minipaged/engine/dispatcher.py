@@ -1,7 +1,7 @@
 """Dispatcher: runs the engine until the outputs that a caller waits for are there.
 
-Streams and `generate` calls may be under way at once, also in several threads: whoever steps the engine moves
-all of them on, and each finds its own outputs in its inbox.
+Streams and `generate` calls may be under way at once, also in several threads. Each step of the engine moves
+all of them on, whichever of them asked for it, and each finds its own outputs in its inbox.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from minipaged.core.request import Request
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.request import Request
+from minipaged.engine.output_processor import RequestOutput
 
 
 class Dispatcher:
@@ -25,7 +25,7 @@ class Dispatcher:
         self._inboxes: dict[str, deque[RequestOutput]] = {}
         self._lock = threading.RLock()  # around everything that changes the engine
         self._in_step = False
-        self._left: list[str] = []  # requests to abort once the step that is under way is over
+        self._left: list[str] = []  # requests to abort when the current step has ended
 
     def run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Queue the requests, wait for all, and return their outputs in the order given.
@@ -65,7 +65,7 @@ class Dispatcher:
                         if inbox:  # another thread's step filled it
                             break
                         if not self.engine.is_unfinished(request.request_id):
-                            return  # somebody else aborted it: nothing more will come
+                            return  # it was aborted elsewhere: nothing more will come
                         self._step()
                 output = inbox.popleft()
                 finished = output.finished
@@ -75,7 +75,7 @@ class Dispatcher:
 
     @contextmanager
     def alone(self, purpose: str) -> Iterator[None]:
-        """The engine's pool, storage and backend for `purpose` and nobody else: other threads wait.
+        """The engine's pool, storage and backend for `purpose` alone: other threads wait.
 
         Raises RuntimeError while requests are unfinished, for they hold blocks.
         """
@@ -96,8 +96,10 @@ class Dispatcher:
             self._inboxes.update((request.request_id, inbox) for request in requests)
 
     def _remove(self, requests: list[Request]) -> None:
-        """Abort what is unfinished. In the middle of a step, where the garbage collector may close a stream
-        that was left behind, that waits for its end."""
+        """Abort what is unfinished, after the current step if one is under way.
+
+        The garbage collector may close an abandoned stream in the middle of a step.
+        """
         with self._lock:
             self._left += [request.request_id for request in requests]
             if not self._in_step:

@@ -1,8 +1,8 @@
 """Engine: requests go in, and every `step` moves them on by one plan.
 
-A step plans, runs the model, samples and commits. When something raises, wherever that is, every request
-gives its blocks up and will be computed again from the tokens it has. What could not be reported comes with
-the next step.
+A step plans, runs the model, samples and commits. If anything raises, wherever that is, every request gives
+its blocks up and will be computed again from the tokens it has. What could not be reported comes with the
+next step.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ from minipaged.attention.backend import AttentionBackend, get_backend
 from minipaged.cache import BlockPool, KVStorage, PrefixStats
 from minipaged.cache.swap import SwapSpace
 from minipaged.config import CacheConfig, EngineConfig
-from minipaged.engine.input_processor import InputProcessor
-from minipaged.engine.kv_cache_manager import KVCacheManager
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.preemption import swap_seconds_per_block
-from minipaged.engine.prompts import EngineTokenizer, Prompt
-from minipaged.engine.recovery import start_over
-from minipaged.engine.reporting import Reporter
-from minipaged.engine.request import Request, Sequence, Status
-from minipaged.engine.runner import BatchBuilder, Model, ModelRunner
-from minipaged.engine.sampler import SamplerOutput, sample
-from minipaged.engine.sampling_params import SamplingParams
-from minipaged.engine.scheduler import Scheduler
-from minipaged.engine.stats import EngineStats, Recorder, StepRecord
+from minipaged.core.kv_cache_manager import KVCacheManager
+from minipaged.core.request import Request, Sequence, Status, StepPlan
+from minipaged.core.runner import BatchBuilder, Model, ModelRunner
+from minipaged.core.sampler import SamplerOutput, sample
+from minipaged.core.scheduler import EngineStats, Scheduler, swap_seconds_per_block
+from minipaged.engine.input_processor import EngineTokenizer, InputProcessor, Prompt
+from minipaged.engine.output_processor import OutputProcessor, Recorder, RequestOutput, StepRecord
 from minipaged.memory import KVSpec, blocks_for
+from minipaged.sampling_params import SamplingParams
 
 
 class Engine:
@@ -78,9 +72,9 @@ class Engine:
         """Unfinished requests by id."""
         self._recorder = Recorder(spec.bytes_per_token * block_size, block_size)
         self.on_step: Callable[[StepPlan], None] | None = None
-        """Called with each plan after the model ran, before its tokens are added; it may look, not touch."""
+        """Called with each plan after the model ran, before its tokens are added. It must change nothing."""
         self._num_streaming = 0
-        self._reporter = Reporter(tokenizer)
+        self._outputs = OutputProcessor(tokenizer)
 
     # Requests
 
@@ -124,9 +118,9 @@ class Engine:
         if request is None or (request.live and not doomed):
             return False
         if len(doomed) == len(request.live):
-            if request.live:  # else it has ended in a step that was cut short, and nobody has been told
+            if request.live:  # else it ended in a step that was cut short, and is not reported yet
                 self.scheduler.remove(request)
-            self._reporter.drop(request)
+            self._outputs.drop(request)
             self._forget(request)
             self.scheduler.stats.num_aborted += 1
         for sequence in doomed:
@@ -135,11 +129,11 @@ class Engine:
         return True
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests) or self._reporter.has_outputs
+        return bool(self.requests) or self._outputs.has_outputs
 
     def is_unfinished(self, request_id: str) -> bool:
         """Whether something of this request is still to be reported."""
-        return request_id in self.requests or self._reporter.holds(request_id)
+        return request_id in self.requests or self._outputs.holds(request_id)
 
     def _forget(self, request: Request) -> None:
         self._num_streaming -= request.streams
@@ -158,11 +152,11 @@ class Engine:
                 self._recorder.record(plan, self.scheduler, start, now)
                 if self.on_step is not None:
                     self.on_step(plan)
-            self._reporter.end(self._commit(plan, output) if plan.sequences else plan.ended, now)
+            self._outputs.end(self._commit(plan, output) if plan.sequences else plan.ended, now)
         except BaseException:
-            self._start_over()
+            self._recover()
             raise
-        return self._reporter.report(self._streaming(plan.sampled), self._finish)
+        return self._outputs.report(self._streaming(plan.sampled), self._finish)
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)
@@ -175,10 +169,10 @@ class Engine:
             return SamplerOutput(token_ids)
         return sample(self.runner.sampled_logits(plan, hidden), states)
 
-    def _start_over(self) -> None:
-        """Every request returns to the queue, in order; one that has ended will be reported."""
-        self._reporter.ended.clear()
-        self._reporter.end(start_over(self.requests.values(), self.scheduler), self._clock())
+    def _recover(self) -> None:
+        """Every request returns to the queue, in order; those that have ended will be reported."""
+        self._outputs.ended.clear()
+        self._outputs.end(self.scheduler.requeue_all(self.requests.values()), self._clock())
 
     def _finish(self, request: Request) -> None:
         self._forget(request)
@@ -239,7 +233,7 @@ class Engine:
         With `reset_running_requests` they give their blocks up first, and will be computed again.
         """
         if reset_running_requests:
-            self._start_over()
+            self._recover()
         return self.pool.reset_prefix_cache()
 
     def check_invariants(self) -> None:

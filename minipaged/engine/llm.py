@@ -12,13 +12,13 @@ import torch
 
 from minipaged.attention.backend import get_backend
 from minipaged.config import CacheConfig, EngineConfig
+from minipaged.core.scheduler import EngineStats
 from minipaged.cpu.accelerate import prepare_for_cpu
 from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.prompts import Message, Prompt, as_conversations, as_prompts, one_for_each
-from minipaged.engine.sampling_params import BeamSearchParams, SamplingParams
+from minipaged.engine.input_processor import Message, Prompt, as_conversations, as_prompts, one_for_each
+from minipaged.engine.output_processor import RequestOutput, StepRecord
 from minipaged.engine.sizing import (
     default_kv_memory,
     default_num_seqs,
@@ -30,10 +30,10 @@ from minipaged.engine.sizing import (
     resolve_max_model_len,
     resolve_num_blocks,
 )
-from minipaged.engine.stats import EngineStats, StepRecord
 from minipaged.memory import KVSpec
 from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
+from minipaged.sampling_params import BeamSearchParams, SamplingParams
 
 
 class LLM:

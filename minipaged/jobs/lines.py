@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 2**24
 """A longer line is refused; it is skipped without being held in memory."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from minipaged.engine.greedy import BadLogitsError
+from minipaged.core.sampler import BadLogitsError
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.output_processor import RequestOutput
 from minipaged.jobs.lines import Task, failed
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Worker:

@@ -13,7 +13,7 @@
 import numpy as np
 import torch
 
-from minipaged.cache.traffic import contiguous_traffic
+from coursekit.traffic import contiguous_traffic
 from coursekit.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
 from coursekit.figures import (
     arena_map,
@@ -382,7 +382,7 @@ say(f"On this machine's processor the same move would take {2 * bytes_moved / sp
 # care, because a freed strip has to join the holes on both its sides, or the arena crumbles.
 
 # %%
-from minipaged.cache.contiguous import ContiguousArena, reserve
+from coursekit.contiguous import ContiguousArena, reserve
 
 show_source(reserve, ContiguousArena.allocate, ContiguousArena.free)
 

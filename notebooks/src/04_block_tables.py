@@ -16,7 +16,7 @@ import torch
 from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, load_model
 from minipaged.attention.backend import get_backend
 from minipaged.cache import BlockPool, BlockTable
-from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+from coursekit.traffic import contiguous_traffic, paged_traffic
 from coursekit.commands.bench_memory import PAPER_RUNNING, PAPER_SHARE
 from coursekit.figures import blocks_and_table, block_size_tradeoff, show
 from coursekit.figures import table_growing, waste_bars

@@ -566,8 +566,8 @@ show_source(prefill_kernel.fn, sequence_of_tile.fn)
 
 # %%
 from minipaged.attention.batch import new_token_slots
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.scheduler import Scheduler
+from minipaged.core.request import StepPlan
+from minipaged.core.scheduler import Scheduler
 
 show_source(new_token_slots, Scheduler._plan_chunks, StepPlan.add_chunk)
 

@@ -25,7 +25,7 @@ from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from coursekit.workloads import lognormal_lengths
 from minipaged.engine.beam import BeamSearch
-from minipaged.engine.sharing import Sharing
+from minipaged.cache.accounting import Sharing
 
 # %% [markdown]
 # ## The question

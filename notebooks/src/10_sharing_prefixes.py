@@ -21,15 +21,15 @@ import torch
 from minipaged import LLM, SamplingParams, load_model
 from minipaged.cache import BlockPool, BlockTable, PrefixStats
 from minipaged.cache import hash_block, hash_blocks, usable_hits
-from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+from coursekit.traffic import contiguous_traffic, paged_traffic
 from coursekit.figures import show
 from coursekit.figures.sharing import eviction_queue, first_token_times
 from coursekit.figures.sharing import prefix_tree, tokens_computed
 from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
-from minipaged.engine.in_flight import BlocksInFlight
-from minipaged.engine.kv_cache_manager import KVCacheManager
+from minipaged.core.kv_cache_manager import BlocksInFlight
+from minipaged.core.kv_cache_manager import KVCacheManager
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
@@ -796,7 +796,7 @@ assert owners == [hash_blocks([1, 2, 7, 8], 2)[1], hash_blocks([3, 4, 7, 8], 2)[
 print(f"block {stale} stands in the index under {len(owners)} names; only the last is true")
 guarded.index = {name: b for name, b in guarded.index.items() if name != owners[0]}
 assert guarded.num_found(wanted) == right
-show_source(BlockPool._check_index)
+show_source(BlockPool._find_index_fault)
 
 # %% [markdown]
 # `check_invariants` would have found it in the first test: an index and the blocks' own names that disagree.

@@ -519,7 +519,7 @@ assert 0.5 < cached.again / recomputed.again < 2 / 3
 # One step's plan. Decodes, then chunks, then admission; what follows when nothing could be planned is last.
 
 # %%
-from minipaged.engine.scheduler import Scheduler
+from minipaged.core.scheduler import Scheduler
 
 show_source(Scheduler.schedule, Scheduler._plan_decode_group, Scheduler.preempt_youngest)
 show_source(Scheduler._admit, Scheduler._may_enter)
@@ -539,7 +539,7 @@ show_source(Scheduler._admit, Scheduler._may_enter)
 # on one machine and 20 ms on another. Which victims are swapped?
 
 # %%
-from minipaged.engine.preemption import PreemptionCost
+from minipaged.core.scheduler import PreemptionCost
 
 show_source(PreemptionCost.prefers_swap)
 held = (1, 3, 5, 16, 17, 100)
@@ -629,7 +629,7 @@ assert "scheduled nothing" in message
 # Here it is, with three requests and 18 blocks of four. Beside it the right engine.
 
 # %%
-from minipaged.engine.kv_cache_manager import KVCacheManager
+from minipaged.core.kv_cache_manager import KVCacheManager
 
 THREE, TIGHT = [(5, 24), (9, 20), (8, 20)], 18
 right, right_answers = serve_small(THREE, num_blocks=TIGHT)

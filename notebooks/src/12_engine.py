@@ -605,7 +605,7 @@ print(goals_text())
 show_source(Engine.step, Engine._compute)
 
 # %% [markdown]
-# Two things to notice. When anything raises, `_start_over` sends everybody back to the queue: their tokens are known,
+# Two things to notice. When anything raises, `_recover` sends everybody back to the queue: their tokens are known,
 # so nothing is lost but time. And the only place where a request becomes longer is here:
 
 # %%

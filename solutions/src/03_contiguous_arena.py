@@ -194,10 +194,10 @@ def average_shares(rule):
     return {kind: share / steps for kind, share in total.items()}
 
 # %% [markdown]
-# The engine's own arena and account, written in another way, must come to the same shares.
+# The lesson's own arena and account, written in another way, must come to the same shares.
 
 # %%
-from minipaged.cache.traffic import contiguous_traffic
+from coursekit.traffic import contiguous_traffic
 
 with attempt():
     for rule in rules:
@@ -211,7 +211,7 @@ with attempt():
 # %% [markdown]
 # ## Where this leads
 #
-# The engine's arena is [contiguous.py](../../minipaged/cache/contiguous.py). It joins a freed strip to its neighbours without
+# The arena of the lesson is [contiguous.py](../../coursekit/contiguous.py). It joins a freed strip to its neighbours without
 # building the list anew, and can also choose the shortest hole (best fit): does that waste less? Its account is `WasteReport` in
-# [accounting.py](../../minipaged/cache/accounting.py), with a sixth kind for the end of a last block: exercise 04 replaces strips
+# [waste.py](../../coursekit/waste.py), with a sixth kind for the end of a last block: exercise 04 replaces strips
 # by blocks, and that end is all that they waste.

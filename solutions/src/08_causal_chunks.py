@@ -147,4 +147,4 @@ check.chunked_prefill(my_chunked_prefill)
 # The engine never builds the mask. Its kernel, [prefill.py](../../minipaged/attention/kernels/prefill.py), computes how many keys a row sees, from the same
 # difference of lengths. Positions and slots of a step with many sequences come from `new_token_slots` in
 # [batch.py](../../minipaged/attention/batch.py). How long the chunks are is the scheduler's business,
-# [scheduler.py](../../minipaged/engine/scheduler.py), and exercise 11's.
+# [scheduler.py](../../minipaged/core/scheduler.py), and exercise 11's.

@@ -182,7 +182,7 @@ def test_an_evicted_block_leaves_the_index():
     assert pool.lookup([name(0)]) == []
     assert not pool.is_published(block)
     pool.free([block])
-    assert pool.num_cached == 0
+    assert not pool._cached
     pool.check_invariants([])
 
 
@@ -250,7 +250,7 @@ def test_a_pool_with_caching_off_publishes_nothing():
     pool.publish(block, name(1))
     assert pool.lookup([name(1)]) == []
     pool.free([block])
-    assert pool.num_cached == 0
+    assert not pool._cached
 
 
 def test_reset_refuses_while_a_block_is_held():
@@ -261,7 +261,7 @@ def test_reset_refuses_while_a_block_is_held():
     assert snapshot(pool) == before
     pool.free([1])
     assert pool.reset_prefix_cache() is True
-    assert pool.num_cached == 0 and pool.num_free == 4
+    assert not pool._cached and pool.num_free == 4
     assert not any(pool.is_published(block) for block in range(4))
     assert pool.lookup([name(0)]) == []
     pool.check_invariants([])
@@ -286,6 +286,10 @@ class TestTheCheckerNoticesEachFault:
     def fails(self, pool, tables, message):
         with pytest.raises(AssertionError, match=message):
             pool.check_invariants(tables)
+
+    def test_a_block_listed_twice(self, pool):
+        pool.share([0])
+        self.fails(pool, [holding(0, 0), holding(1)], r"a table lists a block twice: \[0, 0\]")
 
     def test_sound(self, pool):
         pool.check_invariants([holding(0), holding(1)])

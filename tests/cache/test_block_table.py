@@ -13,14 +13,13 @@ def table_of(pool: BlockPool, num_tokens: int, block_size: int = 4) -> BlockTabl
 
 
 @pytest.mark.parametrize(
-    ("length", "num_blocks", "in_last"),
-    [(1, 1, 1), (3, 1, 3), (4, 1, 4), (5, 2, 1), (7, 2, 3), (8, 2, 4), (9, 3, 1)],
+    ("length", "num_blocks"),
+    [(1, 1), (3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)],
 )
-def test_a_block_is_taken_only_when_a_token_needs_one(length, num_blocks, in_last):
+def test_a_block_is_taken_only_when_a_token_needs_one(length, num_blocks):
     pool = BlockPool(16)
     table = table_of(pool, length)
     assert len(table.blocks) == num_blocks
-    assert table.num_tokens_in_last_block == in_last
     expected = 1 if length % 4 == 0 else 0
     assert table.blocks_to_append(1) == expected
     table.append(1)
@@ -28,9 +27,9 @@ def test_a_block_is_taken_only_when_a_token_needs_one(length, num_blocks, in_las
     assert table.slots(length, length + 1) == [table.blocks[length // 4] * 4 + length % 4]
 
 
-def test_an_empty_table_has_no_blocks_and_no_last_block():
+def test_an_empty_table_has_no_blocks():
     table = BlockTable(BlockPool(4), 4)
-    assert (table.blocks, table.num_tokens, table.num_tokens_in_last_block) == ([], 0, 0)
+    assert (table.blocks, table.num_tokens) == ([], 0)
     assert not table.tail_is_shared
     assert table.append(0) == []
     assert table.slots(0, 0).tolist() == []
@@ -304,7 +303,7 @@ class TestPublishing:
         table = table_of(pool, 12)
         table.free()
         assert pool.lookup(self.names()) == []
-        assert pool.num_cached == 0
+        assert not pool._cached
 
     def test_a_partly_filled_tail_is_never_offered(self, pool):
         table = table_of(pool, 6)

@@ -211,7 +211,7 @@ class Histories(RuleBasedStateMachine):
         assert moved == (needed <= free)
         assert all(seq.table.pool is to for seq in group) if moved else self.state() == before
 
-    @precondition(lambda self: self.pool.num_cached)
+    @precondition(lambda self: self.pool._cached)
     @rule()
     def reset(self):
         assert self.pool.reset_prefix_cache() == (not self.on(self.pool))

@@ -142,7 +142,7 @@ def test_published_blocks_stay_in_the_device_cache():
     offered = table.blocks[:2]
     assert space.swap_out([table])
     assert space.device_pool.lookup(names) == offered  # freed, and can be hit until they are evicted
-    assert space.host_pool.num_cached == 0
+    assert not space.host_pool._cached
 
     evictor = BlockTable(space.device_pool, 4)
     evictor.append(7 * 4)  # six blank blocks and one cached: the chain's tail

@@ -3,8 +3,8 @@ import pytest
 
 from coursekit.figures import arena_map, arena_over_time, waste_bars
 from coursekit.replay import PlacedStrip, Snapshot, power_of_two, replay_contiguous
+from coursekit.traffic import contiguous_traffic
 from coursekit.workloads import lognormal_lengths
-from minipaged.cache.traffic import contiguous_traffic
 
 LENGTHS = lognormal_lengths("alpaca", 120, seed=5)
 

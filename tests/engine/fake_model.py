@@ -16,8 +16,8 @@ from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.output_processor import RequestOutput
+from minipaged.sampling_params import SamplingParams
 
 PRIME = 65521  # below 2**16: every stored number and every product below 2**24 is exact in float32
 EOS = 0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import CompletionOutput
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.output_processor import CompletionOutput
+from minipaged.sampling_params import SamplingParams
 from tests.model.hf_reference import hf_greedy, hf_logits, model_is_installed, smollm2
 
 pytestmark = [

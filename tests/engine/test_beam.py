@@ -9,13 +9,13 @@ from torch import Tensor
 from minipaged.attention.backend import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
+from minipaged.cache.accounting import blocks_saved
 from minipaged.config import ModelConfig
+from minipaged.core.sampler import BadLogitsError
 from minipaged.engine.beam import BeamSearch, BeamSearchOutput, beam_score, beam_search
-from minipaged.engine.greedy import BadLogitsError
-from minipaged.engine.sampling_params import BeamSearchParams
-from minipaged.engine.sharing import blocks_saved
 from minipaged.memory import KVSpec
 from minipaged.model.tiny import random_llama
+from minipaged.sampling_params import BeamSearchParams
 from tests.engine.fake_tokenizers import ByteTokenizer
 
 EOS = 0

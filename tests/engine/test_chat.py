@@ -7,9 +7,9 @@ import pytest
 
 from minipaged.engine.chat import Chat
 from minipaged.engine.llm import LLM
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_chat import ChatTokenizer, make_llm
 from tests.model.hf_reference import model_is_installed, smollm2
 

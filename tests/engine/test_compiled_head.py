@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
+from minipaged.core.runner import ModelRunner
+from minipaged.core.sampler import BadLogitsError
 from minipaged.cpu.accelerate import use_compiled_kernels
 from minipaged.cpu.kernels import CpuKernels
-from minipaged.engine.greedy import BadLogitsError
-from minipaged.engine.runner import ModelRunner
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import random_llama
 from tests.cpu.test_compiled import WIDE

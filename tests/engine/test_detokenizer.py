@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipaged.engine.detokenizer import make_detokenizer
+from minipaged.engine.text import make_detokenizer
 from tests.engine.fake_tokenizers import ByteFallbackTokenizer, ByteTokenizer, MetaspaceTokenizer
 
 TEXT = "aé😊 你!"

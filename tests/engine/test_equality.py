@@ -15,11 +15,11 @@ from minipaged.cache import KVStorage
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.cpu.accelerate import use_compiled_kernels
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import CompletionOutput
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.output_processor import CompletionOutput
 from minipaged.memory import KVSpec
 from minipaged.model.llama import LlamaModel
 from minipaged.model.tiny import TINY, random_llama
+from minipaged.sampling_params import SamplingParams
 
 PROMPTS = [list(range(10, 20)), [7], list(range(30, 38)), [99, 98, 97, 96, 95], list(range(50, 67))]
 PARAMS = greedy(12, ignore_eos=True, logprobs=5)

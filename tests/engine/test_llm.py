@@ -12,10 +12,10 @@ from tqdm.auto import tqdm
 from minipaged.config import ModelConfig
 from minipaged.engine import dispatcher
 from minipaged.engine.llm import LLM
-from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from minipaged.engine.sizing import default_step_tokens, parse_bytes, resolve_dtype
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
+from minipaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 
 class ByteTokenizer:

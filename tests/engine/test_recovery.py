@@ -12,8 +12,8 @@ import pytest
 from minipaged.cache.storage import KVStorage
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.sampling_params import RequestOutputKind, SamplingParams
+from minipaged.engine.output_processor import RequestOutput
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_model import alone, assert_idle, greedy, make_engine, poison, run, tokens_of
 from tests.engine.fake_tokenizers import ByteTokenizer
 

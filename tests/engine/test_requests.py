@@ -19,9 +19,9 @@ from fake_model import (
     tokens_of,
 )
 
+from minipaged.core.request import Status
 from minipaged.engine.engine import Engine
-from minipaged.engine.request import Status
-from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from minipaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 
 class Scripted(HashModel):

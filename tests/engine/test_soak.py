@@ -11,11 +11,11 @@ import pytest
 from fake_model import HashModel, assert_idle, make_engine, poison, run
 
 from minipaged.cache import hash_blocks, usable_hits
+from minipaged.core.request import StepPlan
 from minipaged.engine.engine import Engine
-from minipaged.engine.outputs import CompletionOutput, RequestOutput
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
+from minipaged.sampling_params import SamplingParams
 
 FUZZ = int(os.environ.get("MINIPAGED_FUZZ", "1"))
 SCHEDULES = 100 * FUZZ

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipaged.engine.sampling_params import SamplingParams
-from minipaged.engine.stop import OutputState
+from minipaged.engine.text import OutputState
+from minipaged.sampling_params import SamplingParams
 from tests.engine.fake_tokenizers import ByteTokenizer
 
 EOS = 256

@@ -10,12 +10,12 @@ import pytest
 from fake_model import assert_idle, greedy
 from torch import Tensor
 
+from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
-from minipaged.engine.outputs import RequestOutput
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.sampling_params import BeamSearchParams
+from minipaged.engine.output_processor import RequestOutput
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
+from minipaged.sampling_params import BeamSearchParams
 
 SIX = greedy(6, ignore_eos=True)
 

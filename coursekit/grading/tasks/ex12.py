@@ -48,7 +48,7 @@ def engine(num_blocks: int) -> Any:
 
 def serve(llm: Any, prompts: list[str], new_tokens: int) -> list[tuple[list[int], float]]:
     """Each prompt's most likely continuation: its tokens, and the logarithm of how likely they were."""
-    from minipaged.engine.sampling_params import SamplingParams
+    from minipaged.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, logprobs=0)
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]

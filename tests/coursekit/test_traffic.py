@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 
-from minipaged.cache import (
-    BlockPool,
-    BlockTable,
-    ContiguousArena,
-    Strip,
-    WasteReport,
-    reserve,
-    waste_of_strips,
-    waste_of_tables,
-)
-from minipaged.cache.traffic import contiguous_traffic, paged_traffic
+from coursekit.contiguous import ContiguousArena, reserve
+from coursekit.traffic import contiguous_traffic, paged_traffic
+from coursekit.waste import WasteReport
+from minipaged.cache import BlockPool, BlockTable
+from tests.coursekit.waste_oracle import Strip, waste_of_strips, waste_of_tables
 
 BUDGET, MAX_LEN = 230, 64
 NOTHING = WasteReport(0, 0, 0, 0, 0, 0, 0)

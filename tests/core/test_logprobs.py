@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipaged.engine.logprobs import gather_logprobs, most_likely
-from minipaged.engine.sampler import SamplingState, sample
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.core.sampler import SamplingState, gather_logprobs, sample, top_k
+from minipaged.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0, 3.0, 0.0]])
 
@@ -44,8 +43,8 @@ def test_no_rows_give_no_entries():
     rows=st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4),
     k=st.integers(0, 6),
 )
-def test_most_likely_orders_equal_values_by_place(rows, k):
-    values, places = most_likely(torch.tensor(rows, dtype=torch.float32), k)
+def test_top_k_orders_equal_values_by_place(rows, k):
+    values, places = top_k(torch.tensor(rows, dtype=torch.float32), k)
     for row, found_values, found_places in zip(rows, values.tolist(), places.tolist(), strict=True):
         expected = sorted(range(6), key=lambda place: (-row[place], place))[:k]
         assert found_places == expected

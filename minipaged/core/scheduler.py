@@ -1,14 +1,14 @@
-"""The scheduler: before each step it decides who computes which tokens, and who waits or gives way.
+"""The scheduler: before each step it decides which requests compute which tokens, wait, or give way.
 
-First come, first served. Two queues, and one behind the other they are always in order of arrival:
+First come, first served. There are two queues. Read one after the other, they are in order of arrival:
 
     running   holds device blocks; its end is the youngest request, the first to give way
     waiting   preempted and swapped requests, then those that never ran; only its head may enter
 
 A step decodes first (one token for every running sequence that can), spends what is left of the token budget
 on chunks of prompts, and then admits. When a decode finds no free block, the youngest request is preempted.
-It is older than all that wait, so it goes to the head of the queue, returns before any new request enters,
-and nobody starves.
+It is older than all waiting requests, so it goes to the head of the queue and returns before any new request
+enters: no request starves.
 
 Decodes first and prompts in chunks is Sarathi-Serve (Agrawal et al. 2024); preemption by recompute or by swap
 is section 4.5 of the PagedAttention paper.
@@ -17,17 +17,17 @@ is section 4.5 of the PagedAttention paper.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
-from minipaged.cache import BlockCopy, append_all
+from minipaged.cache import BlockCopy, BlockTable, PrefixStats, append_all
+from minipaged.cache.swap import SwapSpace
 from minipaged.config import EngineConfig
-from minipaged.engine.in_flight import BlocksInFlight
-from minipaged.engine.kv_cache_manager import KVCacheManager
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.preemption import PreemptionCost
-from minipaged.engine.request import Request, Sequence, Status
-from minipaged.engine.stats import EngineStats
+from minipaged.core.kv_cache_manager import BlocksInFlight, KVCacheManager
+from minipaged.core.request import Request, Sequence, Status, StepPlan
 from minipaged.memory import blocks_for
+
+SMOOTHING = 0.2  # weight of the newest measurement
 
 
 class Scheduler:
@@ -50,7 +50,7 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        """Swapped requests; they all stand before the requests that never ran."""
+        """Swapped requests; they are all before the requests that never ran."""
         count = 0
         for request in self.waiting:
             if request.status is Status.WAITING:
@@ -84,6 +84,35 @@ class Scheduler:
             self._give_way(plan)
         return plan
 
+    def requeue_all(self, requests: Collection[Request]) -> list[Request]:
+        """After a step was cut short: every unfinished request waits again, holding nothing but its tokens.
+
+        An error or Ctrl-C may come in the middle of planning or committing. So no queue, row or table is
+        believed; only the tokens are, and all else is computed again.
+
+        requests: all there are, in order of arrival. Returns those that have ended.
+        """
+        self.manager.take_all_back([s.table for r in requests for s in r.sequences])
+        self.running.clear()
+        self.waiting.clear()
+        ended = []
+        for request in requests:
+            for sequence in request.sequences:
+                sequence.restart(BlockTable(self.pool, self.block_size))
+            request.live = [s for s in request.sequences if s.output.finish_reason is None]
+            request.unfork()
+            if not request.live:
+                request.status = Status.FINISHED
+                ended.append(request)
+                continue
+            if request.status is Status.RUNNING:
+                request.metrics.num_preemptions += 1
+                self.stats.num_recomputes += 1
+            if request.status is not Status.WAITING:
+                request.status = Status.PREEMPTED
+            self.waiting.append(request)
+        return ended
+
     def preempt_youngest(self) -> Request:
         """Put the youngest running request back at the head of the queue, its blocks freed or swapped out."""
         request = self.running.pop()
@@ -111,19 +140,7 @@ class Scheduler:
         while position < len(self.running):  # preempting shortens the list from its end
             request = self.running[position]
             position += 1
-            active = request.active
-            if len(active) == 1 and active is request.live:  # the usual request: no list to build
-                sequence = active[0]
-                if len(sequence.tokens) - sequence.num_computed > 1:
-                    partial.append(request)
-                    continue
-                copies = sequence.table.append(1)
-                if copies is not None:
-                    if copies:
-                        self._note_copies(active, copies, plan)
-                    plan.add_decode(sequence)
-                    continue
-            ready = [s for s in active if s.num_to_compute == 1] if request.is_forked else []
+            ready = [s for s in request.active if s.num_to_compute == 1] if request.is_forked else []
             has_more = len(ready) < len(request.live)
             self._plan_decode_group(request, ready, plan)
             if has_more and request.status is Status.RUNNING:
@@ -148,7 +165,7 @@ class Scheduler:
 
     # Prompts
 
-    def _plan_chunks(self, partial: SequenceOf[Request], plan: StepPlan, budget: int) -> int:
+    def _plan_chunks(self, partial: Collection[Request], plan: StepPlan, budget: int) -> int:
         """Spend `budget` tokens on the prompts, in order. Returns what is left; 0 once one was cut short."""
         for request in partial:
             for sequence in request.active:
@@ -186,7 +203,7 @@ class Scheduler:
     def _admit(self, partial: list[Request], plan: StepPlan, budget: int) -> None:
         """Let in the head of the queue, again and again, while it can finish its prompt beside the others.
 
-        It shares the beginning of its prompt with the cache, and with those who compute it in this step.
+        It shares the beginning of its prompt with the cache, and with requests that compute it in this step.
         """
         in_flight = BlocksInFlight(plan, self.block_size)
         while self.waiting and budget > 0:
@@ -206,9 +223,9 @@ class Scheduler:
     def _may_enter(self, request: Request, hits: list[int]) -> bool:
         """Whether rows are left, and the blocks of its whole prompt beside the watermark.
 
-        Nobody gets here while a prompt inside is unfinished, for that takes all of the budget: so no free
-        block is promised to anyone. Nor can a request return in the step that preempted it: some of the
-        blocks it needs are taken. Into an empty engine a request may always come, for it fits the pool.
+        A running request whose prompt is unfinished takes all of the budget, so none exists here and no free
+        block is promised to another request. Nor can a request return in the step that preempted it: some of
+        the blocks it needs are taken. Into an empty engine a request may always come, for it fits the pool.
         """
         if len(request.live) > self.manager.num_free_rows:
             return False
@@ -241,9 +258,70 @@ class Scheduler:
             self.running.remove(request)
             plan.ended.append(request)
 
-    def _note_copies(self, sequences: SequenceOf[Sequence], copies: list[BlockCopy], plan: StepPlan) -> None:
+    def _note_copies(self, sequences: Collection[Sequence], copies: list[BlockCopy], plan: StepPlan) -> None:
         """A copy replaced the block that the next token goes to: rows must be written again from there."""
         if copies:
             plan.copies.extend(copies)
             for sequence in sequences:
                 sequence.row_blocks = min(sequence.row_blocks, sequence.num_computed // self.block_size)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine was made or `Engine.reset_stats` was called."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    """Tokens computed in chunks, those of a recomputation included."""
+    num_generation_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_recomputes: int = 0
+    """Preemptions that gave the blocks up."""
+    num_swaps: int = 0
+    """Preemptions that moved the blocks to the host."""
+    prefix: PrefixStats = field(default_factory=PrefixStats)
+    """Prompt tokens of admitted requests, and those of them found in the prefix cache."""
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.num_recomputes + self.num_swaps
+
+
+@dataclass(slots=True)
+class PreemptionCost:
+    """Seconds that each way to preempt takes, measured while the engine runs.
+
+    A request that gives way can be computed again later, which costs model time for every token. Or its
+    blocks move to host memory and back: two copies of every block, and small blocks copy slowly
+    (PagedAttention paper, section 4.5).
+    """
+
+    seconds_per_token: float = 0.0
+    """Model time of one token in the steps that computed prompts."""
+    seconds_per_block: float = 0.0
+    """Time to copy one block to the host and back."""
+
+    def record_prefill(self, seconds: float, num_tokens: int) -> None:
+        measured = seconds / num_tokens
+        if self.seconds_per_token:
+            measured = SMOOTHING * measured + (1 - SMOOTHING) * self.seconds_per_token
+        self.seconds_per_token = measured
+
+    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether moving the blocks out and in is cheaper than computing the tokens again."""
+        return num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
+
+
+def swap_seconds_per_block(swap: SwapSpace, clock: Callable[[], float]) -> float:
+    """Measured on an idle engine: move some blocks to the host and back."""
+    table = BlockTable(swap.device_pool, swap.device_storage.block_size)
+    count = min(32, swap.device_pool.num_blocks, swap.host_pool.num_blocks)
+    copies = table.append(count * table.block_size)
+    assert copies is not None, "the pool is not idle"
+    swap.swap_out([table]), swap.swap_in([table])  # the first time also allocates
+    start = clock()
+    swap.swap_out([table]), swap.swap_in([table])
+    seconds = clock() - start
+    table.free()
+    return seconds / count

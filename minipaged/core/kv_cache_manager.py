@@ -1,4 +1,7 @@
-"""KVCacheManager: gives requests their blocks and takes them back, as the scheduler's policy decides."""
+"""KVCacheManager: gives requests their blocks and takes them back, as the scheduler's policy decides.
+
+`BlocksInFlight` lets requests that enter in one step share what that step computes.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ from collections.abc import Collection
 
 from minipaged.cache import BlockPool, BlockTable, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
-from minipaged.engine.in_flight import BlocksInFlight
-from minipaged.engine.request import Request, Sequence, Status
+from minipaged.core.request import Request, Sequence, Status, StepPlan
 from minipaged.memory import blocks_for
 
 
@@ -53,7 +55,8 @@ class KVCacheManager:
     def find_hits(self, request: Request, in_flight: BlocksInFlight) -> list[int]:
         """Blocks that hold the start of what the request has to compute: cached ones, then those in flight.
 
-        None for a request that wants the logits of its prompt: it has to compute all of it. Takes no block.
+        Empty for a request that wants the log-probabilities of its prompt, which has to compute all of it.
+        Takes no block.
         """
         if not self.pool.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return []
@@ -86,7 +89,7 @@ class KVCacheManager:
             sequence.table.free()
             sequence.num_computed = 0
         self._release_rows(request)
-        request.start_over()
+        request.unfork()
         request.status = Status.PREEMPTED
 
     def leave_by_swap(self, request: Request) -> bool:
@@ -130,7 +133,7 @@ class KVCacheManager:
     def _hand_over(self, sequence: Sequence, heir: Sequence) -> None:
         """Before the fork, the prompt computed so far passes to the next sequence.
 
-        Not the hashes behind it: one that was preempted may have named blocks of its own output.
+        Not the hashes beyond it: a sequence that was preempted may have hashed blocks of its own output.
         """
         heir.table, sequence.table = sequence.table, heir.table
         heir.num_computed = sequence.num_computed
@@ -143,23 +146,23 @@ class KVCacheManager:
             sequence.row = -1
 
     def take_all_back(self, tables: Collection[BlockTable]) -> None:
-        """Every block and every row is free again, whatever a cut step has left.
+        """Every block and every row is free again, whatever a step that was cut short has left.
 
-        tables: all there are; their blocks are freed, or where pool and tables disagree the pool is cleared.
+        tables: all there are; afterwards they must not be used. Cached prefixes stay, unless pool and tables
+            disagree: then the pool is cleared.
         """
         self._free_rows = list(range(self.max_num_seqs - 1, -1, -1))
         if self.swap is not None:
             self.swap.host_pool.clear()
         tables = [table for table in tables if table.pool is self.pool]
-        try:
-            self.pool.check_invariants(tables)
+        if self.pool.find_fault(tables) is None:
             for table in tables:
                 table.free()
-        except (AssertionError, ValueError):
+        else:
             self.pool.clear()
 
     def check_invariants(self, running: Collection[Request], waiting: Collection[Request]) -> None:
-        """Prove, given every unfinished request, that each block and each row has exactly its owners."""
+        """Prove, given every unfinished request, that each block and row has exactly its owners."""
         device = [s.table for r in running for s in r.sequences]
         swapped = [s.table for r in waiting for s in r.sequences if r.status is Status.SWAPPED]
         self.pool.check_invariants(device)
@@ -177,3 +180,49 @@ class KVCacheManager:
                 stored, computed = sequence.table.num_tokens, sequence.num_computed
                 assert stored == computed, f"{name}: room for {stored} tokens, {computed} computed"
                 assert sequence.num_to_compute >= 1, f"{name}: nothing left to compute"
+
+
+class BlocksInFlight:
+    """The blocks that the step of `plan` completes, by block hash; what is planned later counts as well.
+
+    Many requests with one new system prompt arrive together. When the second is admitted, the first one's
+    chunk is already planned, and in every layer a step writes the keys and values of all its tokens before
+    any of its queries reads. So the second may list the blocks that the first fills in this very step: they
+    are computed once, and no request waits for another.
+
+    These hashes live as long as the planning of one step. The pool offers a block to later steps only once
+    it has been computed, so a step that fails leaves nothing to withdraw. (vLLM enters blocks into its index
+    when it allocates them, with the same effect within a step.)
+
+    Nothing is hashed before a request lacks a block. Then it is each sequence of the plan once, and each
+    block in flight, whose hash is needed after the step anyway.
+    """
+
+    def __init__(self, plan: StepPlan, block_size: int) -> None:
+        self._plan = plan
+        self._block_size = block_size
+        self._num_noted = 0
+        self._blocks: dict[bytes, int] = {}
+
+    def lookup(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the longest run from the start of `hashes` that this step completes."""
+        blocks: list[int] = []
+        if hashes:
+            self._note_new_sequences()
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _note_new_sequences(self) -> None:
+        first = self._num_noted
+        self._num_noted = len(self._plan.sequences)
+        added = zip(self._plan.sequences[first:], self._plan.query_lens[first:], strict=True)
+        for sequence, query_len in added:
+            stored, table = sequence.num_computed, sequence.table
+            if stored % self._block_size + query_len >= self._block_size:  # completes a block
+                hashes = sequence.hashes_of(stored + query_len, self._block_size)
+                new = table.num_published  # the blocks before it can be found in the pool
+                self._blocks.update(zip(hashes[new:], table.blocks[new:], strict=False))

@@ -16,9 +16,8 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch, new_token_slots
 from minipaged.cache import KVStorage
 from minipaged.config import ModelConfig
-from minipaged.engine.logprobs import gather_logprobs
-from minipaged.engine.plan import StepPlan
-from minipaged.engine.request import Sequence
+from minipaged.core.request import Sequence, StepPlan
+from minipaged.core.sampler import gather_logprobs
 from minipaged.memory import blocks_for
 
 LOGIT_ROWS = 256  # prompt rows that meet the head at once: the logits of a long prompt would take gigabytes
@@ -32,10 +31,10 @@ class Model(Protocol):
     def __call__(
         self, token_ids: Tensor, batch: AttentionBatch, storage: KVStorage, backend: AttentionBackend
     ) -> Tensor:
-        """[T] token ids -> [T, hidden_size]; writes the tokens' keys and values.
+        """[T] token ids -> [T, hidden_size]; stores the tokens' keys and values.
 
-        Those of all tokens before any is read, in each layer: a sequence may list blocks that another one
-        fills in this step.
+        Each layer stores those of all tokens before it reads any: a sequence may list blocks that another
+        sequence fills in this step.
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -43,14 +42,12 @@ class Model(Protocol):
 
 
 class BatchBuilder:
-    """Keeps the block-table matrix [max_num_seqs, max_blocks] and builds an `AttentionBatch` for each
-    step."""
+    """Keeps the block-table matrix [max_num_seqs, max_blocks] and builds an `AttentionBatch` per step."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.device = device
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
 
     def build(self, plan: StepPlan) -> tuple[Tensor, AttentionBatch]:
         """Token ids [T] int64 and the batch that says where they belong."""
@@ -63,8 +60,9 @@ class BatchBuilder:
         # [count, max_blocks of this step], a copy: the matrix may change while a device still reads
         width = blocks_for(longest, self.block_size)
         tables = self._tables[:, :width].take([s.row for s in sequences], axis=0)
-        place = self._place_decodes if plan.num_decodes == len(sequences) else self._place
-        query_start, positions, slots = place(plan, tables, context_lens)
+        query_lens = np.array(plan.query_lens)
+        query_start = np.concatenate([[0], np.cumsum(query_lens)])
+        positions, slots = new_token_slots(tables, query_lens, np.array(context_lens), self.block_size)
         batch = AttentionBatch(
             query_start=self._to_device(query_start, np.int32),
             context_lens=self._to_device(context_lens, np.int32),
@@ -81,27 +79,6 @@ class BatchBuilder:
         blocks, start = sequence.table.blocks, sequence.row_blocks
         self._tables[sequence.row, start : len(blocks)] = blocks[start:]
         sequence.row_blocks = len(blocks)
-
-    def _place(
-        self, plan: StepPlan, tables: np.ndarray, context_lens: list[int]
-    ) -> tuple[np.ndarray, np.ndarray | list[int], np.ndarray | list[int]]:
-        """query_start [count + 1], and the positions and slots of the new tokens, [T] each."""
-        query_lens = np.array(plan.query_lens)
-        query_start = np.concatenate([[0], np.cumsum(query_lens)])
-        return query_start, *new_token_slots(tables, query_lens, np.array(context_lens), self.block_size)
-
-    def _place_decodes(
-        self, plan: StepPlan, tables: np.ndarray, context_lens: list[int]
-    ) -> tuple[np.ndarray, np.ndarray | list[int], np.ndarray | list[int]]:
-        """The same where each sequence computes one token, its last.
-
-        Plain lists: a model leaves nothing of numpy in the processor's caches, and then the first call of
-        each of its functions takes 10 to 30 µs.
-        """
-        size, positions = self.block_size, [length - 1 for length in context_lens]
-        pairs = zip(plan.sequences, positions, strict=True)
-        slots = [sequence.table.blocks[p // size] * size + p % size for sequence, p in pairs]
-        return self._counting[: len(positions) + 1], positions, slots
 
     def _to_device(self, numbers: np.ndarray | list[int], dtype: type[np.integer]) -> Tensor:
         return torch.from_numpy(np.asarray(numbers, dtype)).to(self.device)
@@ -159,7 +136,8 @@ class ModelRunner:
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
         """For requests that ask: log-probabilities of the prompt tokens that follow this step's rows."""
-        end = plan.num_decodes  # the last token of a prompt scores no other of it
+        # A decode computes at most the last token of a prompt, and no prompt token follows that.
+        end = plan.num_decodes
         for sequence, query_len in zip(plan.sequences[end:], plan.query_lens[end:], strict=True):
             start, end = end, end + query_len
             request = sequence.request

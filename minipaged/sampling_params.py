@@ -191,8 +191,7 @@ class BeamSearchParams:
         ignore_eos: an end-of-sequence token is a token like any other.
         temperature: divides the logits before log-probabilities are taken, in [0, 2]; 0 leaves them alone.
         length_penalty: exponent, in [-32, 32], of the output length that divides a hypothesis' summed
-            log-probability.
-            0 ranks by the sum; larger values favour longer output.
+            log-probability. 0 ranks by the sum; larger values favour longer output.
 
     Raises:
         ValueError: a value outside its range.

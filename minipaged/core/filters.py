@@ -1,8 +1,8 @@
 """min-p, top-k and top-p as one question: how many of the most likely tokens may be drawn?
 
 Sort a row. Each of the three filters keeps a prefix of it: min-p the tokens not far below the first, top-k
-the first k, top-p the first ones whose probabilities reach p. So each filter is a count, filters one after
-another are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those
+the first k, top-p the first ones whose probabilities reach p. So each filter is a count, several
+filters are the smallest count, and one mask applies it: everything above the m-th largest logit, and of those
 equal to it the lowest ids.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
 
 FIRST_LOOK = 128  # candidates sorted at first: enough for most top-p sets, far cheaper than the vocabulary
 
@@ -31,11 +31,11 @@ def apply_filters(x: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         return x
     rows = torch.tensor(asked, device=x.device)
     asked_x = x[rows]
-    kept = keep_largest(asked_x, *_largest_and_counts(asked_x, [params[row] for row in asked]))
+    kept = keep_top_k(asked_x, *_largest_and_num_kept(asked_x, [params[row] for row in asked]))
     return x.index_copy(0, rows, kept)
 
 
-def keep_largest(x: Tensor, largest: Tensor, counts: Tensor) -> Tensor:
+def keep_top_k(x: Tensor, largest: Tensor, counts: Tensor) -> Tensor:
     """Keep exactly `counts[r]` of row r's largest values, -inf for the rest; of equal ones the first stay.
 
     Args:
@@ -51,20 +51,20 @@ def keep_largest(x: Tensor, largest: Tensor, counts: Tensor) -> Tensor:
     return x.masked_fill(~keep, -torch.inf)
 
 
-def _largest_and_counts(x: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+def _largest_and_num_kept(x: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
     """Sort as little as decides every row: a first look, and all only if some set reaches beyond it."""
     vocab_size = x.shape[1]
     top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
     size = min(vocab_size, max([FIRST_LOOK, *(k for k in top_k if k < vocab_size)]))
     largest = x.topk(size, dim=-1).values
-    counts = _counts(x, largest, params, top_k)
+    counts = _num_kept(x, largest, params, top_k)
     if size < vocab_size and (counts > size).any():
         largest = x.sort(dim=-1, descending=True).values
-        counts = _counts(x, largest, params, top_k)
+        counts = _num_kept(x, largest, params, top_k)
     return largest, counts
 
 
-def _counts(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k: list[int]) -> Tensor:
+def _num_kept(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k: list[int]) -> Tensor:
     """[R] int64: tokens each row keeps. More than `largest` holds means: not decided within it.
 
     Weights are relative to the best token's. Their sums run along the row in a fixed order, so a row's count
@@ -72,7 +72,7 @@ def _counts(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k:
     """
     size, vocab_size = largest.shape[1], x.shape[1]
     best = largest[:, :1]  # [R, 1]
-    floor = best + _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], x)
+    floor = best + column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], x)
     counts = (largest >= floor).sum(dim=-1)
     counts = torch.where(counts == size, vocab_size, counts)  # the floor may lie further down
     limit = torch.tensor(top_k, device=x.device)
@@ -93,5 +93,5 @@ def _counts(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_k:
     return torch.where(top_p < 1, torch.minimum(counts, reach), counts)
 
 
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
+def column(values: Sequence[float], like: Tensor) -> Tensor:
     return like.new_tensor(values)[:, None]  # [R, 1]

@@ -1,12 +1,12 @@
 """Who runs, who waits, who gives way: order, budgets, blocks, and no way to stall."""
 
 import pytest
-from fake_model import HashModel, alone, greedy, make_engine, run, serve, step, tokens_of
 
 from minipaged.config import EngineConfig
+from minipaged.core.request import Status
 from minipaged.engine.engine import Engine
-from minipaged.engine.request import Status
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
+from tests.engine.fake_model import HashModel, alone, greedy, make_engine, run, serve, step, tokens_of
 
 LONG = greedy(12, ignore_eos=True)
 
@@ -100,7 +100,7 @@ def test_cached_blocks_that_a_prompt_hits_are_not_free_for_it_as_well() -> None:
     engine.add_request("holder", [33] * 32, LONG)  # takes the 8 others
     engine.add_request("hit", prompt, LONG)
     step(engine)
-    assert engine.pool.num_free == engine.pool.num_cached == 2
+    assert engine.pool.num_free == len(engine.pool._cached) == 2
     assert ids(engine.scheduler.running) == ["holder"]
     assert tokens_of(run(engine)["hit"]) == alone(prompt, LONG)
 

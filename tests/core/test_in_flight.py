@@ -2,11 +2,21 @@
 later steps that was not stored."""
 
 import pytest
-from fake_model import HashModel, alone, assert_idle, greedy, make_engine, run, serve, step, tokens_of
 
 from minipaged.cache import hash_blocks
 from minipaged.engine.engine import Engine
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.sampling_params import SamplingParams
+from tests.engine.fake_model import (
+    HashModel,
+    alone,
+    assert_idle,
+    greedy,
+    make_engine,
+    run,
+    serve,
+    step,
+    tokens_of,
+)
 
 SYSTEM = list(range(1, 21))  # five blocks of 4
 SIX = greedy(6, ignore_eos=True)

@@ -10,13 +10,13 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from minipaged.engine.greedy import BadLogitsError
-from minipaged.engine.sampler import (
+from minipaged.core.sampler import (
+    BadLogitsError,
     SamplingState,
     probabilities,
     sample,
 )
-from minipaged.engine.sampling_params import REPETITION_MAX, REPETITION_MIN, SamplingParams
+from minipaged.sampling_params import REPETITION_MAX, REPETITION_MIN, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from minipaged.cache import ContiguousArena, reserve
+from coursekit.contiguous import ContiguousArena, reserve
 
 
 def filled(sizes, *, slots: int = 100, fit: str = "first") -> tuple[ContiguousArena, list[int]]:

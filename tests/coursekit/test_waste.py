@@ -2,16 +2,10 @@
 
 import pytest
 
-from minipaged.cache import (
-    BlockPool,
-    BlockTable,
-    ContiguousArena,
-    Strip,
-    WasteReport,
-    hash_blocks,
-    waste_of_strips,
-    waste_of_tables,
-)
+from coursekit.contiguous import ContiguousArena
+from coursekit.waste import WasteReport
+from minipaged.cache import BlockPool, BlockTable, hash_blocks
+from tests.coursekit.waste_oracle import Strip, waste_of_strips, waste_of_tables
 
 BYTES = 7  # per token; odd on purpose
 
@@ -65,7 +59,7 @@ def test_strips_that_are_not_those_of_the_arena_are_refused():
             waste_of_strips(arena, [strip], BYTES)
 
 
-def test_blocks_waste_only_behind_the_last_token():
+def test_blocks_waste_only_after_the_last_token():
     pool = BlockPool(10)
     table = BlockTable(pool, 4)
     table.append(9)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minipaged.attention.batch import AttentionBatch
-from minipaged.engine.runner import BatchBuilder
+from minipaged.core.runner import BatchBuilder
 
 BLOCK_SIZE = 4
 # row, blocks, tokens computed before: a spare block, a last slot of a block, a first slot of one

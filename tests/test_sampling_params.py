@@ -7,7 +7,7 @@ import re
 import pytest
 
 from minipaged.engine.beam import beam_score
-from minipaged.engine.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from minipaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 VLLM_DEFAULTS = {
     "n": 1,

@@ -1,32 +1,17 @@
-"""Where each row of logits is largest: the compiled kernel and torch find the same, and refuse the same."""
+"""Where each row of logits is largest: what torch finds, and what is refused."""
 
 import math
-import shutil
 
 import pytest
 import torch
 
-from minipaged.engine import greedy
-from minipaged.engine.greedy import ARGMAX_BLOCK, BadLogitsError, find_largest, first_largest
+from minipaged.core.sampler import ARGMAX_BLOCK, BadLogitsError, argmax, checked_argmax
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
-)
 SIZES = [1, 7, 16, ARGMAX_BLOCK, ARGMAX_BLOCK + 1, 3 * ARGMAX_BLOCK, 3 * ARGMAX_BLOCK + 1]
 
 
-@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiler), "torch"])
-def way(request, monkeypatch):
-    """Both ways to the same answer, one after the other."""
-    if request.param == "torch":
-        monkeypatch.setattr(greedy, "_load_kernel", lambda: None)
-    else:
-        monkeypatch.setattr(greedy, "first_largest", lambda x: pytest.fail("torch was asked"))
-    return request.param
-
-
 def find(x: torch.Tensor) -> torch.Tensor:
-    return find_largest(x, lambda row: f"request {row}")
+    return checked_argmax(x, lambda row: f"request {row}")
 
 
 def ties(vocab_size: int, num_values: int) -> torch.Tensor:
@@ -37,7 +22,7 @@ def ties(vocab_size: int, num_values: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("num_values", [1, 2, 1000])
-def test_of_equals_the_first_is_found(way, vocab_size, num_values):
+def test_of_equals_the_first_is_found(vocab_size, num_values):
     x = ties(vocab_size, num_values)
     x[1] = -x[1].abs() - 1  # negative only
     x[2] = torch.where(x[2] > 0, 0.0, -0.0)  # zeros of both signs are equal
@@ -48,7 +33,7 @@ def test_of_equals_the_first_is_found(way, vocab_size, num_values):
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_extreme_numbers_keep_their_order(way, vocab_size):
+def test_extreme_numbers_keep_their_order(vocab_size):
     limits = torch.finfo(torch.float32)
     values = torch.tensor([-limits.max, -1.0, -limits.tiny, -1e-45, 0.0, 1e-45, limits.tiny, 1.0, limits.max])
     x = torch.full((len(values), vocab_size), -limits.max)
@@ -59,7 +44,7 @@ def test_extreme_numbers_keep_their_order(way, vocab_size):
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
-def test_the_first_row_whose_largest_is_not_finite_is_named(way, vocab_size, bad):
+def test_the_first_row_whose_largest_is_not_finite_is_named(vocab_size, bad):
     x = ties(vocab_size, 5)
     x[17, vocab_size // 2], x[30, 0] = bad, math.nan
     with pytest.raises(BadLogitsError, match=f"'request 17'.*row 17 is {abs(bad)}") as error:
@@ -67,7 +52,7 @@ def test_the_first_row_whose_largest_is_not_finite_is_named(way, vocab_size, bad
     assert (error.value.request_id, error.value.row) == ("request 17", 17)
 
 
-def test_nothing_but_minus_infinity_is_refused(way):
+def test_nothing_but_minus_infinity_is_refused():
     with pytest.raises(BadLogitsError, match="row 1 is -inf"):
         find(torch.tensor([[0.0, -torch.inf], [-torch.inf, -torch.inf]]))
 
@@ -78,22 +63,8 @@ def test_rows_that_do_not_lie_densely_are_read_right():
     assert torch.equal(find(x.T), x.T.argmax(dim=-1))
 
 
-@needs_compiler
-def test_any_number_of_threads_finds_the_same():
-    x, threads = ties(777, 9), torch.get_num_threads()
-    x[3], x[39] = math.nan, math.inf
-    try:
-        for count in (1, 2, 7):
-            torch.set_num_threads(count)
-            assert torch.equal(find(x[4:39]), x[4:39].argmax(dim=-1))
-            with pytest.raises(BadLogitsError, match="row 3"):
-                find(x)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_torch_searches_nan_as_the_largest():
+def test_nan_counts_as_the_largest():
     x = ties(3 * ARGMAX_BLOCK, 1000)
     x[-2, ARGMAX_BLOCK + 5 :] = torch.nan
     x[-1] = -torch.inf
-    assert torch.equal(first_largest(x), x.argmax(dim=-1))
+    assert torch.equal(argmax(x), x.argmax(dim=-1))

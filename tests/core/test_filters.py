@@ -12,8 +12,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from minipaged.engine.sampler import SamplingState, probabilities, sample
-from minipaged.engine.sampling_params import SamplingParams
+from minipaged.core.sampler import SamplingState, probabilities, sample
+from minipaged.sampling_params import SamplingParams
 
 
 def kept(probs, **settings) -> list[int]:

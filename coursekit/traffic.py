@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minipaged.cache.accounting import WasteReport
-from minipaged.cache.contiguous import ContiguousArena, Fit, ReservationRule, reserve
+from coursekit.contiguous import ContiguousArena, Fit, ReservationRule, reserve
+from coursekit.waste import WasteReport
 from minipaged.memory import blocks_for
 
 

@@ -1,0 +1,237 @@
+"""OutputProcessor: from requests and steps to what a caller sees, `RequestOutput` and `StepRecord`.
+
+Names and meanings of the outputs are vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Reversible
+from dataclasses import dataclass
+from typing import cast
+
+from minipaged.core.request import Request, RequestMetrics, Sequence, Status, StepPlan
+from minipaged.core.sampler import Logprob
+from minipaged.core.scheduler import Scheduler
+from minipaged.engine.text import OutputState, TextTokenizer
+from minipaged.sampling_params import RequestOutputKind
+
+TRACE_LENGTH = 100_000  # steps kept; older ones are dropped
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` sequences of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None = None
+    """None while it runs; "stop" (end-of-sequence, stop token or stop string), "length" (max_tokens,
+    max_model_len, or a pool that is full although nothing else runs) or "abort"."""
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended it; None for end-of-sequence."""
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request as it stands: so far while it runs, whole once `finished`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int
+    """Tokens of the prompt that were found in the prefix cache when the request first ran."""
+
+
+class OutputProcessor:
+    """Makes the outputs of a step. If a tokenizer raises, those made by then and the rest come with the next
+    step."""
+
+    def __init__(self, tokenizer: TextTokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.ended: deque[Request] = deque()
+        """Requests that have ended and are still to be reported."""
+        self._outputs: list[RequestOutput] = []
+
+    def end(self, requests: Iterable[Request], now: float) -> None:
+        """Note requests that ended at `now`, to be reported."""
+        for request in requests:
+            request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
+            self.ended.append(request)
+
+    def report(self, streaming: Iterable[Request], forget: Callable[[Request], None]) -> list[RequestOutput]:
+        """Outputs of requests that stream, and of those that ended, for which `forget` is called."""
+        for request in streaming:
+            self._outputs.append(make_output(request, self.tokenizer))
+        while self.ended:
+            request = self.ended[0]
+            output = make_output(request, self.tokenizer)
+            forget(request)
+            self.ended.popleft()
+            self._outputs.append(output)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether some output was made and is still to be returned."""
+        return bool(self._outputs)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether an output of this request was made and is still to be returned."""
+        return any(output.request_id == request_id for output in self._outputs)
+
+    def drop(self, request: Request) -> None:
+        """Report nothing of this request any more."""
+        self.ended = deque(other for other in self.ended if other is not request)
+        self._outputs = [output for output in self._outputs if output.request_id != request.request_id]
+
+
+def make_output(request: Request, tokenizer: TextTokenizer | None) -> RequestOutput:
+    """The request as it stands now; of a DELTA stream what is new since the last call.
+
+    `tokenizer` gives the tokens beside log-probabilities their text.
+    """
+    params = request.params
+    asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    if asks_for_logprobs and tokenizer is not None and params.detokenize:
+        for entry in (request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]):
+            _name_tokens(entry or (), tokenizer)
+    make_completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_token_ids,
+        prompt_logprobs=request.prompt_logprobs,
+        outputs=[make_completion(sequence) for sequence in request.sequences],
+        finished=request.status is Status.FINISHED,
+        metrics=request.metrics,
+        num_cached_tokens=request.num_cached_tokens or 0,
+    )
+
+
+def _name_tokens(entries: Reversible[dict[int, Logprob] | None], tokenizer: TextTokenizer) -> None:
+    """Give the entries that are new since the last call, at the end of the list, the text of their tokens."""
+    for entry in reversed(entries):
+        for token_id, logprob in (entry or {}).items():
+            if logprob.decoded_token is not None:
+                return
+            logprob.decoded_token = tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _text_of(sequence: Sequence) -> OutputState:
+    return cast("OutputState", sequence.output)  # what `InputProcessor` gave it
+
+
+def _whole(sequence: Sequence) -> CompletionOutput:
+    output, logprobs = _text_of(sequence), sequence.logprobs
+    return CompletionOutput(
+        index=sequence.index,
+        text=output.text,
+        token_ids=output.token_ids.copy(),
+        cumulative_logprob=sequence.cumulative_logprob,
+        logprobs=None if logprobs is None else logprobs.copy(),
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
+
+
+def _new_part(sequence: Sequence) -> CompletionOutput:
+    output, logprobs = _text_of(sequence), sequence.logprobs
+    text = output.delta()  # first: if the tokenizer raises, all of it comes with the next output
+    start, sequence.num_reported = sequence.num_reported, len(output.token_ids)
+    return CompletionOutput(
+        index=sequence.index,
+        text=text,
+        token_ids=output.token_ids[start:],
+        cumulative_logprob=sequence.cumulative_logprob,
+        logprobs=None if logprobs is None else logprobs[start:],
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. Memory is measured after the model ran, before what ended in this step was freed."""
+
+    index: int
+    time: float
+    """Seconds of the engine's clock when the step began."""
+    duration: float
+    """Seconds from planning to sampled tokens."""
+    running: int
+    """Requests that held blocks."""
+    waiting: int
+    """Requests without blocks, swapped ones included."""
+    swapped: int
+    prefill_tokens: int
+    decode_tokens: int
+    preempted: int
+    """Requests preempted in this step."""
+    blocks_held: int
+    reserved_bytes: int
+    """KV memory of the blocks held."""
+    used_bytes: int
+    """The part of it that holds tokens."""
+
+
+class Recorder:
+    """Writes one `StepRecord` per step and the times of the requests in it."""
+
+    def __init__(self, bytes_per_block: int, block_size: int) -> None:
+        self.bytes_per_block = bytes_per_block
+        self.block_size = block_size
+        self.trace: deque[StepRecord] = deque(maxlen=TRACE_LENGTH)
+
+    def record(self, plan: StepPlan, scheduler: Scheduler, start: float, now: float) -> None:
+        """Note a step that ran from `start` to `now`; call it before its tokens are added."""
+        stats = scheduler.stats
+        stats.num_steps += 1
+        stats.num_prefill_tokens += plan.num_prefill_tokens
+        stats.num_generation_tokens += len(plan.sampled)
+        self._record_times(plan, start, now)
+        if scheduler.manager.num_sequences > len(scheduler.running):
+            self._record_sharing(plan)
+        if plan.num_prefill_tokens:
+            scheduler.cost.record_prefill(now - start, sum(plan.query_lens))
+        held = scheduler.pool.num_blocks - scheduler.pool.num_free
+        reserved = held * self.bytes_per_block
+        empty_slots = plan.num_empty_slots(self.block_size)
+        self.trace.append(
+            StepRecord(
+                index=stats.num_steps - 1,
+                time=start,
+                duration=now - start,
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                swapped=scheduler.num_swapped,
+                prefill_tokens=plan.num_prefill_tokens,
+                decode_tokens=sum(plan.query_lens) - plan.num_prefill_tokens,
+                preempted=len(plan.preempted),
+                blocks_held=held,
+                reserved_bytes=reserved,
+                used_bytes=reserved - empty_slots * self.bytes_per_block // self.block_size,
+            )
+        )
+
+    def _record_times(self, plan: StepPlan, start: float, now: float) -> None:
+        for request in plan.admitted:
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = start
+        for sequence in [s for s in plan.sampled if not s.output.token_ids]:
+            sequence.request.metrics.first_token_time = now
+
+    def _record_sharing(self, plan: StepPlan) -> None:
+        for request in {s.request for s in plan.sequences if len(s.request.active) > 1}:
+            request.metrics.sharing.count([s.table for s in request.active])
