@@ -14,11 +14,11 @@ from typing import Any
 
 from coursekit.workloads import Request
 from minipaged.cache.accounting import WasteReport
+from minipaged.checks import parse_bytes
 from minipaged.engine.llm import LLM
 from minipaged.engine.outputs import RequestOutput
 from minipaged.engine.plan import StepPlan
 from minipaged.engine.sampling_params import SamplingParams
-from minipaged.engine.sizing import parse_bytes
 from minipaged.engine.stats import StepRecord
 from minipaged.machine import busy_seconds
 from minipaged.model.loading import LoadedModel

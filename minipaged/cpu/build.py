@@ -27,10 +27,15 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fPIC")
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ())
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler: what CXX says, else the first of the usual names on PATH; None without one."""
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+
 @cache
 def load() -> ctypes.CDLL | None:
     """The library, built now if this machine has not yet; None, with one warning, if it cannot be."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    compiler = find_compiler()
     if compiler is None:
         warnings.warn("no C++ compiler found: the CPU runs plain torch, which is slower", stacklevel=2)
         return None
