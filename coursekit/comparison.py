@@ -14,10 +14,10 @@ from typing import Any
 
 from coursekit.waste import WasteReport
 from coursekit.workloads import Request
+from minipaged.checks import parse_bytes
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput, StepRecord
-from minipaged.engine.sizing import parse_bytes
 from minipaged.machine import busy_seconds
 from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import SamplingParams

@@ -49,16 +49,16 @@ def find_exercise(number: str, folder: Path = FOLDER) -> Exercise:
 
 def is_as_handed_out(exercise: Exercise) -> bool:
     """Whether its cells are those that were handed out; what they have printed does not count."""
-    from coursekit.publish.build import compare_cells
     from coursekit.publish.exercise_build import handed_out_notebook
+    from coursekit.publish.notebooks import compare_cells
 
     return compare_cells(handed_out_notebook(exercise.source), exercise.path) is None
 
 
 def reset(exercise: Exercise) -> Path | None:
     """Build the exercise again as it was handed out; returns where the file of the learner went, if any."""
-    from coursekit.publish.build import run_and_write
     from coursekit.publish.exercise_build import handed_out_notebook
+    from coursekit.publish.notebooks import run_and_write
 
     notebook = handed_out_notebook(exercise.source)
     if not exercise.path.exists():

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from IPython.display import Markdown, display
 
+from minipaged.dtypes import gpu_has_bfloat16
+
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -77,5 +79,4 @@ def pick_device() -> tuple[torch.device, torch.dtype]:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu"), torch.bfloat16
-    old = torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0)
-    return torch.device("cuda"), torch.float16 if old else torch.bfloat16
+    return torch.device("cuda"), torch.bfloat16 if gpu_has_bfloat16() else torch.float16

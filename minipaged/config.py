@@ -5,42 +5,22 @@ Every refusal names the field, the value found and what is allowed, before anyth
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
-CACHE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+from minipaged.checks import (
+    is_whole,
+    require_at_least,
+    require_flags,
+    require_one_of,
+    require_positive_number,
+    require_share,
+)
+from minipaged.dtypes import KV_DTYPES
 
-
-def require_at_least(config: object, minimum: int, *names: str) -> None:
-    """Raise ValueError unless each named field is a whole number of at least `minimum`."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name} is {value!r}, a whole number is needed")
-        if value < minimum:
-            raise ValueError(f"{name} is {value}, the least allowed is {minimum}")
-
-
-def require_flags(config: object, *names: str) -> None:
-    """Raise ValueError unless each named field is True or False."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}, True or False is needed")
-
-
-def require_positive_number(config: object, *names: str) -> None:
-    """Raise ValueError unless each named field is a finite number above zero."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{name} is {value!r}, a number is needed")
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}, a finite number above 0 is needed")
+Preemption = Literal["recompute", "swap", "auto"]
 
 
 @dataclass(frozen=True)
@@ -101,27 +81,19 @@ class ModelConfig:
             )
         if self.head_size % 2:
             raise ValueError(f"head_size is {self.head_size}, rotary embedding needs an even number")
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}, true or false is needed")
+        require_flags(self, "tie_word_embeddings")
         for name, ids in (
             ("eos_token_id", self.eos_token_ids),
             ("bos_token_id", token_ids(self.bos_token_id)),
         ):
             for token in ids:
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                if not is_whole(token) or not 0 <= token < self.vocab_size:
                     raise ValueError(f"{name} is {token!r}, the vocabulary has {self.vocab_size} tokens")
 
     @property
     def queries_per_kv(self) -> int:
         """Query heads that read one key/value head: query head h reads KV head `h // queries_per_kv`."""
         return self.num_query_heads // self.num_kv_heads
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Read the dictionary in a Hugging Face `config.json`; raise ValueError for what is not supported."""
-        from minipaged.model.hf_config import config_from_hf  # reads files' fields; needed only by loaders
-
-        return config_from_hf(config)
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -145,8 +117,8 @@ class CacheConfig:
         require_at_least(self, 1, "num_blocks", "block_size")
         require_at_least(self, 0, "num_host_blocks")
         require_flags(self, "enable_prefix_caching")
-        if self.dtype not in CACHE_DTYPES:
-            supported = ", ".join(map(str, CACHE_DTYPES))
+        if self.dtype not in KV_DTYPES:
+            supported = ", ".join(map(str, KV_DTYPES))
             raise ValueError(f"cache dtype is {self.dtype}, supported are {supported}")
 
 
@@ -158,16 +130,14 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
-    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    preemption: Preemption = "recompute"
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "max_model_len", "max_num_batched_tokens", "max_num_seqs")
         require_flags(self, "enable_chunked_prefill")
-        if self.preemption not in ("recompute", "swap", "auto"):
-            raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
-        if not isinstance(self.watermark, (int, float)) or not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is {self.watermark!r}, a share from 0 to below 1 is needed")
+        require_one_of(self, "preemption", get_args(Preemption))
+        require_share(self, "watermark", "[0, 1)")
         budget = self.max_num_batched_tokens
         if budget < self.max_num_seqs:  # every running sequence must be able to decode in each step
             raise ValueError(

@@ -3,17 +3,19 @@
 Importing this module imports neither torch nor triton.
 """
 
-import os
 import platform
-import shutil
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from minipaged.commands import CommandError
+from minipaged.cpu.build import find_compiler
+
+if TYPE_CHECKING:
+    import torch
 
 MIB = 2**20
 DEFAULT_MODEL = "smollm2-135m"
@@ -29,11 +31,15 @@ NO_LIMIT = 2**62  # version 1 has no word for it, only a number that no machine 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as torch sees it; `capability` is CUDA's, for example (9, 0). `memory` in bytes."""
+    """One GPU as torch sees it; `capability` is CUDA's, for example (9, 0). `memory` in bytes.
+
+    `bfloat16` says whether it has matrix units for that format.
+    """
 
     name: str
     capability: tuple[int, int]
     memory: int
+    bfloat16: bool
 
 
 @dataclass(frozen=True)
@@ -113,11 +119,37 @@ def available_memory() -> int:
     return available if limited is None else min(available, limited)
 
 
+def gpu_memory(device: "torch.device") -> tuple[int, int]:
+    """(free, total) bytes of a GPU. Imports torch."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
+
+
+def find_device(device: "str | torch.device") -> "torch.device":
+    """What "auto" means: the GPU where torch sees one, else the CPU. Imports torch.
+
+    Raises ValueError for a device that is not there.
+    """
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device is {device!r}, give 'auto', 'cpu' or 'cuda'") from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {str(found)!r}, torch sees {torch.cuda.device_count()} GPUs here")
+    return found
+
+
 def require_memory(needed: int, purpose: str) -> None:
-    """Raise CommandError, with both numbers, if fewer than `needed` bytes are available for `purpose`."""
+    """Raise MemoryError, with both numbers, if fewer than `needed` bytes are available for `purpose`."""
     available = available_memory()
     if available < needed:
-        raise CommandError(
+        raise MemoryError(
             f"{purpose} needs about {needed // MIB} MiB of free memory, {available // MIB} MiB are free: "
             "close other programs, or give the container or virtual machine more."
         )
@@ -143,14 +175,16 @@ def torch_facts() -> tuple[str | None, Gpu | None, bool]:
     """(error, GPU, CPU has bfloat16 products). Imports torch, which takes a second or two."""
     try:
         import torch
+
+        from minipaged.dtypes import cpu_has_bfloat16, gpu_has_bfloat16
     except Exception as error:  # a broken wheel raises OSError and worse, not only ImportError
         return f"{type(error).__name__}: {error}", None, False
     gpu = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        gpu = Gpu(properties.name, (properties.major, properties.minor), properties.total_memory)
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return None, gpu, bool(capabilities.get("avx512_bf16") or capabilities.get("bf16"))
+        capability = (properties.major, properties.minor)
+        gpu = Gpu(properties.name, capability, properties.total_memory, gpu_has_bfloat16(0))
+    return None, gpu, cpu_has_bfloat16()
 
 
 def core_count() -> int:
@@ -164,7 +198,6 @@ def core_count() -> int:
 def inspect() -> Machine:
     """Collect the facts."""
     torch_error, gpu, cpu_bfloat16 = torch_facts()
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=sys.version.split()[0],
@@ -174,7 +207,7 @@ def inspect() -> Machine:
         gpu=gpu,
         cpu_bfloat16=cpu_bfloat16,
         cores=core_count(),
-        compiler=compiler,
+        compiler=find_compiler(),
         total_memory=int(psutil.virtual_memory().total),
         available_memory=available_memory(),
         model_file=None if torch_error else find_model_file(),

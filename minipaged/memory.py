@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minipaged.checks import require_at_least, require_positive_number
+from minipaged.dtypes import KV_DTYPES, OF_TORCH
+
 if TYPE_CHECKING:
     from minipaged.config import ModelConfig
 
 SCALE_BYTES = 4  # one float32 scale per token and head, for keys and again for values
-QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
-KV_DTYPES = (torch.float32, torch.float16, torch.bfloat16, *QUANTIZED_DTYPES)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -35,10 +36,7 @@ class KVSpec:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} is {value}, must be at least 1")
+        require_at_least(self, 1, "num_layers", "num_kv_heads", "head_size")
         if self.dtype not in KV_DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
             raise ValueError(f"KV dtype is {str(self.dtype).removeprefix('torch.')}, must be one of {names}")
@@ -50,7 +48,7 @@ class KVSpec:
     @property
     def is_quantized(self) -> bool:
         """Whether stored keys and values need a scale to be read."""
-        return self.dtype in QUANTIZED_DTYPES
+        return OF_TORCH[self.dtype].has_scale
 
     @property
     def bytes_per_token(self) -> int:
@@ -92,12 +90,9 @@ class MemoryPlan:
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("card_bytes", "num_parameters", "bits_per_weight", "block_size"):
-            value = getattr(self, name)
-            if value <= 0:
-                raise ValueError(f"{name} is {value}, must be above 0")
-        if self.reserve_bytes < 0:
-            raise ValueError(f"reserve_bytes is {self.reserve_bytes}, must not be negative")
+        require_positive_number(self, "card_bytes", "num_parameters", "bits_per_weight")
+        require_at_least(self, 1, "block_size")
+        require_at_least(self, 0, "reserve_bytes")
         if self.kv_bytes < 0:
             raise ValueError(
                 f"{self.weight_bytes} bytes of weights and {self.reserve_bytes} in reserve do not fit "

@@ -5,11 +5,12 @@ A wrong value is refused here, before any request exists, by an error that names
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, cast
+
+from minipaged.checks import check_flag, check_real, check_seed, check_whole
 
 T = TypeVar("T")
 MAX_N = 16384  # vLLM's default bound on parallel samples of one request
@@ -17,29 +18,6 @@ MIN_TEMPERATURE = 0.01  # below this a division overflows float32; vLLM raises s
 # Beyond, float32 logits overflow to inf or NaN. vLLM takes any positive number.
 REPETITION_MIN, REPETITION_MAX = 2.0**-64, 2.0**64
 PENALTY_MOST = 32.0  # the longest context, 2**31 tokens, to a larger power is infinite as a float64
-SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1  # what torch.Generator.manual_seed takes
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"{name} must be {limit}, got {value}")
-
-
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or not (low < value if open_low else low <= value) or value > high:
-        bracket = "(" if open_low else "["
-        end = f"{high:g}]" if math.isfinite(high) else "inf)"
-        raise ValueError(f"{name} must be in {bracket}{low:g}, {end}, got {value!r}")
-
-
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def _several(name: str, value: Iterable[T] | None) -> tuple[T, ...]:
@@ -124,7 +102,7 @@ class SamplingParams:
         put = object.__setattr__  # the usual way to tidy fields of a frozen dataclass
         strings, token_ids = _stop_strings(self.stop), _several("stop_token_ids", self.stop_token_ids)
         for token_id in token_ids:
-            _whole("a stop_token_id", token_id, 0)
+            check_whole("a stop_token_id", token_id, 0)
         if strings and not self.detokenize:
             raise ValueError(f"stop strings need detokenize=True, got stop={strings}")
         put(self, "stop", strings)
@@ -137,31 +115,31 @@ class SamplingParams:
             raise ValueError(f"n must be 1 with temperature 0 (all samples would be equal), got {self.n}")
 
     def _check_numbers(self) -> None:
-        _whole("n", self.n, 1, MAX_N)
-        _real("presence_penalty", self.presence_penalty, -2, 2)
-        _real("frequency_penalty", self.frequency_penalty, -2, 2)
-        _real("repetition_penalty", self.repetition_penalty, REPETITION_MIN, REPETITION_MAX)
-        _real("temperature", self.temperature, 0, 2)
-        _real("top_p", self.top_p, 0, 1, open_low=True)
-        _real("min_p", self.min_p, 0, 1)
+        check_whole("n", self.n, 1, MAX_N)
+        check_real("presence_penalty", self.presence_penalty, -2, 2)
+        check_real("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_real("repetition_penalty", self.repetition_penalty, REPETITION_MIN, REPETITION_MAX)
+        check_real("temperature", self.temperature, 0, 2)
+        check_real("top_p", self.top_p, 0, 1, open_low=True)
+        check_real("min_p", self.min_p, 0, 1)
         if self.top_k is not None:
-            _whole("top_k", self.top_k, -1)
+            check_whole("top_k", self.top_k, -1)
         if self.seed is not None:
-            _whole("seed", self.seed, SEED_MIN, SEED_MAX)
+            check_seed("seed", self.seed)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
-        _whole("min_tokens", self.min_tokens, 0)
+            check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
             )
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), -1)
+                check_whole(name, getattr(self, name), -1)
 
     def _check_flags(self) -> None:
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
-            _flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
 
@@ -204,10 +182,10 @@ class BeamSearchParams:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _whole("beam_width", self.beam_width, 1)
-        _whole("max_tokens", self.max_tokens, 1)
-        _real("temperature", self.temperature, 0, 2)
-        _real("length_penalty", self.length_penalty, -PENALTY_MOST, PENALTY_MOST)
-        _flag("ignore_eos", self.ignore_eos)
+        check_whole("beam_width", self.beam_width, 1)
+        check_whole("max_tokens", self.max_tokens, 1)
+        check_real("temperature", self.temperature, 0, 2)
+        check_real("length_penalty", self.length_penalty, -PENALTY_MOST, PENALTY_MOST)
+        check_flag("ignore_eos", self.ignore_eos)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig, RopeScaling
+from minipaged.model.hf_config import config_from_hf
 from minipaged.model.tiny import TINY
 from tests.model.model_files import hf_config
 
@@ -48,7 +49,7 @@ LLAMA3 = {
 
 
 def test_smollm2_config_is_read_field_by_field() -> None:
-    assert ModelConfig.from_hf(SMOLLM2) == ModelConfig(
+    assert config_from_hf(SMOLLM2) == ModelConfig(
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
@@ -64,11 +65,11 @@ def test_smollm2_config_is_read_field_by_field() -> None:
         eos_token_ids=(2,),
         bos_token_id=1,
     )
-    assert ModelConfig.from_hf(SMOLLM2).queries_per_kv == 3
+    assert config_from_hf(SMOLLM2).queries_per_kv == 3
 
 
 def test_explicit_head_dim_wins_over_hidden_size_by_heads() -> None:
-    assert ModelConfig.from_hf(SMOLLM2 | {"head_dim": 96}).head_size == 96
+    assert config_from_hf(SMOLLM2 | {"head_dim": 96}).head_size == 96
 
 
 def test_fields_left_out_take_the_defaults_of_transformers() -> None:
@@ -77,7 +78,7 @@ def test_fields_left_out_take_the_defaults_of_transformers() -> None:
     optional = (
         "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings",
     )  # fmt: skip
-    config = ModelConfig.from_hf({key: value for key, value in SMOLLM2.items() if key not in optional})
+    config = config_from_hf({key: value for key, value in SMOLLM2.items() if key not in optional})
     theirs = LlamaConfig(hidden_size=576, num_attention_heads=9)
     assert config.num_kv_heads == theirs.num_key_value_heads == 9
     assert config.max_position_embeddings == theirs.max_position_embeddings
@@ -93,7 +94,7 @@ def test_config_written_by_transformers_is_read() -> None:
         hidden_size=64, num_attention_heads=4, head_dim=32, rope_parameters={"rope_theta": 5e5, **LLAMA3},
         eos_token_id=[3, 4], architectures=["LlamaForCausalLM"],
     ).to_dict()  # fmt: skip
-    config = ModelConfig.from_hf(written)
+    config = config_from_hf(written)
     assert config.head_size == 32
     assert config.rope_theta == 5e5
     assert config.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
@@ -102,12 +103,12 @@ def test_config_written_by_transformers_is_read() -> None:
 
 def test_written_and_read_back_configs_are_equal() -> None:
     config = dataclasses.replace(TINY, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64), head_size=16)
-    assert ModelConfig.from_hf(hf_config(config)) == config
+    assert config_from_hf(hf_config(config)) == config
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, ()), (0, (0,)), ([0, 2], (0, 2)), ([], ())])
 def test_eos_token_id_may_be_one_several_or_none(eos: Any, ids: tuple[int, ...]) -> None:
-    assert ModelConfig.from_hf(SMOLLM2 | {"eos_token_id": eos}).eos_token_ids == ids
+    assert config_from_hf(SMOLLM2 | {"eos_token_id": eos}).eos_token_ids == ids
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_eos_token_id_may_be_one_several_or_none(eos: Any, ids: tuple[int, ...])
 )
 def test_unsupported_field_is_refused_by_name_and_value(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field) as error:
-        ModelConfig.from_hf(SMOLLM2 | {field: value})
+        config_from_hf(SMOLLM2 | {field: value})
     assert repr(value) in str(error.value)
 
 
@@ -138,12 +139,12 @@ def test_unsupported_field_is_refused_by_name_and_value(field: str, value: Any) 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_unsupported_rope_scaling_is_refused_by_name(kind: str, key: str) -> None:
     with pytest.raises(ValueError, match=f"rope scaling type is '{kind}'"):
-        ModelConfig.from_hf(SMOLLM2 | {"rope_scaling": {key: kind, "factor": 2.0}})
+        config_from_hf(SMOLLM2 | {"rope_scaling": {key: kind, "factor": 2.0}})
 
 
 @pytest.mark.parametrize("rope_type", [None, "default"])
 def test_default_rope_type_is_no_scaling(rope_type: str | None) -> None:
-    config = ModelConfig.from_hf(SMOLLM2 | {"rope_scaling": {"rope_type": rope_type}})
+    config = config_from_hf(SMOLLM2 | {"rope_scaling": {"rope_type": rope_type}})
     assert config.rope_scaling is None
     assert config.rope_theta == 100000
 
@@ -151,7 +152,7 @@ def test_default_rope_type_is_no_scaling(rope_type: str | None) -> None:
 def test_incomplete_llama3_scaling_names_what_it_lacks() -> None:
     scaling = {key: value for key, value in LLAMA3.items() if key != "high_freq_factor"}
     with pytest.raises(ValueError, match="high_freq_factor"):
-        ModelConfig.from_hf(SMOLLM2 | {"rope_scaling": scaling})
+        config_from_hf(SMOLLM2 | {"rope_scaling": scaling})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_incomplete_llama3_scaling_names_what_it_lacks() -> None:
 )
 def test_missing_field_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} is missing"):
-        ModelConfig.from_hf({key: value for key, value in SMOLLM2.items() if key != field})
+        config_from_hf({key: value for key, value in SMOLLM2.items() if key != field})
 
 
 @pytest.mark.parametrize(
@@ -190,12 +191,12 @@ def test_impossible_model_value_is_refused_with_the_value(changes: dict[str, Any
 
 def test_head_dim_zero_is_refused_not_derived() -> None:
     with pytest.raises(ValueError, match="head_size is 0"):
-        ModelConfig.from_hf(SMOLLM2 | {"head_dim": 0})
+        config_from_hf(SMOLLM2 | {"head_dim": 0})
 
 
 def test_hidden_size_that_heads_do_not_divide_needs_a_head_dim() -> None:
     with pytest.raises(ValueError, match="head_dim is missing"):
-        ModelConfig.from_hf(SMOLLM2 | {"num_attention_heads": 7, "num_key_value_heads": 7})
+        config_from_hf(SMOLLM2 | {"num_attention_heads": 7, "num_key_value_heads": 7})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 
 from minipaged import machine
-from minipaged.commands import CommandError
 
 MIB = 2**20
 
@@ -81,7 +80,7 @@ def test_available_memory_is_the_smaller_of_machine_and_container(monkeypatch):
 def test_too_little_memory_is_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(machine, "available_memory", lambda: 300 * MIB)
     machine.require_memory(300 * MIB, "the demo")
-    with pytest.raises(CommandError, match="the demo needs about 301 MiB of free memory, 300 MiB are free"):
+    with pytest.raises(MemoryError, match="the demo needs about 301 MiB of free memory, 300 MiB are free"):
         machine.require_memory(301 * MIB, "the demo")
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from minipaged.config import ModelConfig
-from minipaged.memory import KV_DTYPES, KVSpec, MemoryPlan, blocks_for, count_parameters
+from minipaged.dtypes import KV_DTYPES
+from minipaged.memory import KVSpec, MemoryPlan, blocks_for, count_parameters
 
 GB = 10**9
 

@@ -21,6 +21,7 @@ from minipaged.attention.launch import Launch
 from minipaged.attention.targets import Target
 from minipaged.attention.triton_backend import decode_launches
 from minipaged.cache.storage import KVStorage
+from minipaged.dtypes import OF_TORCH
 from minipaged.memory import KVSpec
 
 BLOCK_SIZE = 16
@@ -54,11 +55,8 @@ class Shape:
 
     @property
     def label(self) -> str:
-        names = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
-        kinds = [names[self.dtype]] + (
-            [names.get(self.kv_dtype, "fp8")] if self.kv_dtype != self.dtype else []
-        )
-        return f"{'+'.join(kinds)} d{self.head_size} g{self.group}"
+        kinds = dict.fromkeys((self.dtype, self.kv_dtype))  # one where they are the same
+        return f"{'+'.join(OF_TORCH[kind].short for kind in kinds)} d{self.head_size} g{self.group}"
 
     def storage(self) -> KVStorage:
         spec = KVSpec(32, self.num_kv_heads, self.head_size, self.kv_dtype)

@@ -14,19 +14,17 @@ import torch
 
 from minipaged.attention.launch import Launch
 from minipaged.attention.targets import Target
+from minipaged.dtypes import DTYPES
 
-_DTYPES = {
+# What else a kernel's arguments may hold: positions, slots, tables.
+_OTHER_TYPES = {
     torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
     torch.bool: "u1",
 }
+_TYPES = _OTHER_TYPES | {dtype.torch: dtype.triton for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def compile_launch(launch: Launch, target: Target) -> Compiled:
 
 def _type_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return "*" + _DTYPES[value.dtype]
+        return "*" + _TYPES[value.dtype]
     if isinstance(value, bool):
         return "u1"
     if isinstance(value, int):

@@ -28,6 +28,7 @@ from minipaged.commands.serving import (
     require_model_memory,
     shows_progress,
 )
+from minipaged.engine.args import EngineArgs
 
 if TYPE_CHECKING:
     from coursekit.comparison import Run
@@ -40,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mix", choices=MIXES, default=MIXES[0], help="which requests (default %(default)s)")
     parser.add_argument("--requests", type=int, metavar="N", help="only the first N")
     parser.add_argument("--json", action="store_true", help="print every figure for a program to read")
-    add_engine_arguments(parser, kv_memory="64MiB")
-    parser.set_defaults(max_model_len=512)
+    add_engine_arguments(parser, kv_memory="64MiB", max_model_len=512)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from coursekit.workloads import load_mix
     from minipaged.attention import get_backend
     from minipaged.cpu.accelerate import accelerate
-    from minipaged.engine.sizing import resolve_device, resolve_dtype
     from minipaged.model.loading import load_model
 
     settings = engine_settings(args)
@@ -58,11 +57,13 @@ def run(args: argparse.Namespace) -> int:
         requests = load_mix(args.mix)[: args.requests]
         if not requests:
             raise ValueError(f"--requests is {args.requests}, at least one is needed")
-        device = resolve_device(settings.pop("device"))
-        dtype = resolve_dtype(settings.pop("dtype"), device)
-        model = load_model(settings.pop("model"), dtype=dtype, device=device)
+        asked = EngineArgs(**settings)
+        device = asked.find_device()
+        dtype = asked.find_dtype(device)
+        model = load_model(args.model, dtype=dtype, device=device)
         model, _ = accelerate(model, get_backend("auto", device))
-        served = serve(args.mix, model, requests, device=device, use_tqdm=shows_progress(args), **settings)
+        settings |= {"model": model, "device": device}
+        served = serve(args.mix, requests=requests, use_tqdm=shows_progress(args), **settings)
     report = {
         "mix": args.mix,
         "model": model.name,

@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from minipaged.commands import CommandError
     from minipaged.machine import require_memory
 
-    require_memory(NEEDED_MEMORY, "the demo")
     try:
+        require_memory(NEEDED_MEMORY, "the demo")
         return demonstrate(args)
     except ImportError as error:
         raise CommandError(
             f"the demo needs the course extra: pip install 'minipaged[course]' ({error})"
         ) from error
-    except ValueError as error:  # a model that cannot be loaded, a budget that cannot hold a request
+    except (ValueError, MemoryError) as error:  # a model that cannot be loaded, a budget below one request
         raise CommandError(str(error)) from error
 
 
@@ -66,12 +66,16 @@ def demonstrate(args: argparse.Namespace) -> int:
     from coursekit.figures import memory_over_time, save
     from coursekit.workloads import load_mix
     from minipaged.attention import get_backend
+    from minipaged.checks import parse_bytes
     from minipaged.cpu.accelerate import accelerate
-    from minipaged.engine.sizing import parse_bytes, resolve_device, resolve_dtype
+    from minipaged.engine.args import EngineArgs
     from minipaged.model.loading import load_model
 
-    device = resolve_device("auto")
-    model = load_model(args.model, dtype=resolve_dtype(args.dtype, device), device=device)
+    asked = EngineArgs(
+        args.model, dtype=args.dtype, kv_memory=args.kv_memory, max_model_len=args.max_model_len
+    )
+    device = asked.find_device()
+    model = load_model(args.model, dtype=asked.find_dtype(device), device=device)
     model, _ = accelerate(model, get_backend("auto", device))
     requests = load_mix("chat48")[:: QUICK_STRIDE if args.quick else 1]
     dtype = str(model.model.dtype).removeprefix("torch.")

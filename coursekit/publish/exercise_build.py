@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 
 from coursekit.grading.notebook import CHECK
 from coursekit.grading.tasks import TASKS
-from coursekit.publish.build import (
+from coursekit.publish.notebooks import (
     Kind,
     compare_cells,
     find_sources,

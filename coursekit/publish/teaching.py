@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from coursekit.grading.tasks import TASKS
-from coursekit.publish.build import find_sources
 from coursekit.publish.exercise_build import solved_notebook
 from coursekit.publish.exercise_text import TaskText, task_texts
+from coursekit.publish.notebooks import find_sources
 
 DOCUMENT = Path("docs") / "teaching.md"
 

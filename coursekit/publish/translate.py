@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from coursekit.publish import build
+from coursekit.publish import build, notebooks
 
 MARK = re.compile(r"^<!-- ([0-9a-f]{8}): .* -->\n", re.MULTILINE)
 
@@ -55,14 +55,14 @@ def translate(path: Path) -> tuple[NotebookNode, list[str]]:
     source, language = path.parents[1] / f"{path.stem}.py", path.parent.name
     texts, wanted = read_translation(path), []
     translated = {f"{other.stem}.ipynb" for other in path.parent.glob("*.md")}
-    notebook = build.parse(source)
+    notebook = notebooks.parse(source)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             line = mark(cell.source)
             fingerprint = line.split()[1].rstrip(":")
             wanted += [] if fingerprint in texts else [line]
             cell.source = moved(texts.get(fingerprint, cell.source), translated)
-    build.with_home_cells(notebook, f"{build.FOLDER}/{language}/{source.stem}.ipynb")
+    notebooks.with_home_cells(notebook, f"{build.FOLDER}/{language}/{source.stem}.ipynb")
     stored = nbformat.read(build.target_of(source), as_version=4)
     executed = {cell.id: cell for cell in stored.cells}
     for cell in notebook.cells:

@@ -7,8 +7,7 @@ cannot make the stored ones less exact, and the scale moves with its slot throug
 import torch
 from torch import Tensor
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The largest magnitude each quantised dtype stores. int8 leaves -128 out so that signs are symmetric."""
+from minipaged.dtypes import LARGEST
 
 
 def is_quantized(dtype: torch.dtype) -> bool:

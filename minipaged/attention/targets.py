@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from minipaged.dtypes import arch_has_bfloat16
+
 
 @dataclass(frozen=True)
 class Target:
@@ -38,7 +40,7 @@ class Target:
     @property
     def has_bfloat16(self) -> bool:
         """Whether the matrix units take bfloat16; Turing (sm_75) has float16 only."""
-        return self.backend == "hip" or int(self.arch) >= 80
+        return arch_has_bfloat16(self.arch)
 
     @property
     def has_float8(self) -> bool:

@@ -20,17 +20,16 @@ from minipaged.attention.kernels.prefill import prefill_launch
 from minipaged.attention.kernels.write_kv import write_kv_launch
 from minipaged.attention.launch import Launch
 from minipaged.attention.targets import Target
+from minipaged.dtypes import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
     from minipaged.cache.block_table import BlockCopy
     from minipaged.cache.storage import KVStorage, LayerKV
 
-QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def require_supported(query_dtype: torch.dtype, kv_dtype: torch.dtype, target: Target) -> None:
     """Raise ValueError, naming dtype and card, for what the kernels cannot compute there."""
-    if query_dtype not in QUERY_DTYPES:
+    if query_dtype not in COMPUTE_DTYPES:
         raise ValueError(f"attention computes in float32, float16 or bfloat16, not in {query_dtype}")
     if torch.bfloat16 in (query_dtype, kv_dtype) and not target.has_bfloat16:
         raise ValueError(f"bfloat16 needs sm_80 or newer, {target.card} is {target.name}: use float16")

@@ -42,6 +42,7 @@ from minipaged.commands.serving import (
     sampling_settings,
     shows_progress,
 )
+from minipaged.engine.args import EngineArgs
 
 if TYPE_CHECKING:
     from minipaged.jobs.batch import Serve, Summary
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address", help='a Ray cluster that runs, or "auto" (default: RAY_ADDRESS, or one started here)'
     )
     add_sampling_arguments(parser)
-    add_engine_arguments(parser, kv_memory=None)
+    add_engine_arguments(parser)
 
 
 def _positive(text: str) -> int:
@@ -108,18 +109,18 @@ def job_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def server(args: argparse.Namespace) -> "Serve":
     """An engine in this process, or a pool of them; loaded when the first task comes."""
-    settings = engine_settings(args)
+    engine_args = EngineArgs(**engine_settings(args))
     if args.workers is None:
         if args.address is not None:
             raise CommandError("--address needs --workers: how many engines?")
         from minipaged.jobs.worker import serve_here
 
-        return partial(serve_here, settings=settings)
+        return partial(serve_here, engine_args=engine_args)
     from minipaged.jobs.cluster import serve_on_ray
 
     return partial(
         serve_on_ray,
-        settings=settings,
+        engine_args=engine_args,
         num_workers=args.workers,
         address=args.address,
         batch_size=max(args.chunk, 64),

@@ -69,7 +69,7 @@ def triton_ability(machine: Machine) -> Ability:
         return Ability(name, False, "Triton is missing; the torch backend serves instead", way_out)
     if machine.gpu:
         major, minor = machine.gpu.capability
-        note = "" if major >= 8 else "; it has no bfloat16 tensor cores, so float16 is used"
+        note = "" if machine.gpu.bfloat16 else "; it has no bfloat16 tensor cores, so float16 is used"
         return Ability(name, True, f"compiled, on a GPU of compute capability {major}.{minor}{note}")
     return Ability(name, True, "in Triton's interpreter (slow, right answers); there is no GPU here")
 

@@ -4,12 +4,15 @@ No command of its own: `generate`, `chat`, `batch` and `bench throughput` use it
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from minipaged.commands import CommandError
+from minipaged.engine.args import EngineArgs
 from minipaged.machine import DEFAULT_MODEL, MIB, SERVING_MEMORY, require_memory
 
 if TYPE_CHECKING:
@@ -41,35 +44,46 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, kv_memory: str | None) -> None:
-    """kv_memory: the default; None leaves it to the engine."""
-    engine = parser.add_argument_group("model and memory")
-    engine.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        help="a name, a .gguf file, a Hugging Face folder or hub id (default %(default)s)",
-    )
-    engine.add_argument(
-        "--dtype", default="auto", help="float32, bfloat16 or float16 (default: what is fast here)"
-    )
-    engine.add_argument("--device", default="auto", help="cpu or cuda (default: a GPU where there is one)")
-    engine.add_argument(
-        "--kv-memory",
-        default=kv_memory,
-        metavar="SIZE",
-        help=f"size of the KV cache (default: {kv_memory or 'a share of the free memory'})",
-    )
-    engine.add_argument(
-        "--block-size", type=int, default=16, metavar="N", help="tokens per block (default 16)"
-    )
-    engine.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output")
-    engine.add_argument("--attention-backend", default="auto", help="torch, triton or reference")
+# What of `EngineArgs` the commands offer, and what stands for the value in their help.
+ENGINE_OPTIONS = {
+    "model": None,
+    "dtype": None,
+    "device": None,
+    "kv_memory": "SIZE",
+    "block_size": "N",
+    "max_model_len": "N",
+    "attention_backend": None,
+}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Options for the settings in ENGINE_OPTIONS, with the engine's defaults but for those given here."""
+    group = parser.add_argument_group("model and memory")
+    texts = explanations(EngineArgs)
+    for field in fields(EngineArgs):
+        if field.name in ENGINE_OPTIONS:
+            default = defaults.get(field.name, field.default)
+            shown = "" if default is None else f" (default: {default})"
+            group.add_argument(
+                "--" + field.name.replace("_", "-"),
+                type=int if ENGINE_OPTIONS[field.name] == "N" else str,
+                default=default,
+                metavar=ENGINE_OPTIONS[field.name],
+                help=texts.get(field.name, "").replace("%", "%%") + shown,
+            )
+
+
+def explanations(settings: type) -> dict[str, str]:
+    """The first sentence about each setting in the section "Attributes" of a docstring."""
+    _, _, section = (settings.__doc__ or "").partition("Attributes:")
+    section, _, _ = section.partition("Raises:")
+    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", section, re.MULTILINE)
+    return {name: re.split(r"\.(?: |$)", " ".join(text.split()))[0] for name, text in found}
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `LLM`, as plain data."""
-    names = ["model", "dtype", "device", "kv_memory", "block_size", "max_model_len", "attention_backend"]
-    return {name: getattr(args, name) for name in names}
+    """Arguments of `EngineArgs`, which are those of `LLM`, as plain data."""
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
 
 
 def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +95,8 @@ def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
 def require_model_memory(args: argparse.Namespace) -> None:
     """CommandError, before torch is imported, where the default model would not fit."""
     if args.model == DEFAULT_MODEL:
-        require_memory(SERVING_MEMORY, "serving the model")
+        with refusals():
+            require_memory(SERVING_MEMORY, "serving the model")
 
 
 @contextmanager
@@ -89,7 +104,7 @@ def refusals() -> Iterator[None]:
     """What the engine refuses becomes one sentence: its errors name the value and the limit."""
     try:
         yield
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, MemoryError) as error:
         raise CommandError(str(error)) from error
 
 

@@ -5,32 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import Any
 
 from minipaged.attention import get_backend
-from minipaged.config import CacheConfig, EngineConfig
 from minipaged.core.scheduler import EngineStats
 from minipaged.cpu.accelerate import accelerate
+from minipaged.engine.args import EngineArgs, takes_arguments_of
 from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
 from minipaged.engine.input_processor import Message, Prompt, as_conversations, as_prompts, one_for_each
 from minipaged.engine.output_processor import RequestOutput, StepRecord
-from minipaged.engine.sizing import (
-    default_kv_memory,
-    default_num_seqs,
-    default_step_tokens,
-    host_blocks,
-    resolve_cache_dtype,
-    resolve_device,
-    resolve_dtype,
-    resolve_max_model_len,
-    resolve_num_blocks,
-)
-from minipaged.memory import KVSpec
 from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.sampling_params import BeamSearchParams, SamplingParams
@@ -44,81 +29,25 @@ class LLM:
         print(output.outputs[0].text)
     """
 
-    def __init__(
-        self,
-        model: str | Path | LoadedModel = "smollm2-135m",
-        *,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        block_size: int = 16,
-        kv_memory: int | str | None = None,
-        num_blocks: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        kv_cache_dtype: str | torch.dtype = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        enable_chunked_prefill: bool = True,
-        enable_prefix_caching: bool = True,
-        preemption: Literal["recompute", "swap", "auto"] = "recompute",
-        swap_space: float | str = 1,
-        watermark: float = 0.01,
-        attention_backend: str = "auto",
-        seed: int | None = 0,
-    ) -> None:
-        """Load and allocate.
+    @takes_arguments_of(EngineArgs)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Load and allocate. The arguments are those of `EngineArgs`, which explains them.
 
-        model: "smollm2-135m", a .gguf file, a Hugging Face folder, a hub id, or a model that is loaded.
-        kv_memory: bytes of the KV cache, as a number or as text ("64MiB"); or give num_blocks instead.
-            Neither: on a GPU what `gpu_memory_utilization` leaves, on a CPU a modest share of the free
-            memory.
-        block_size: tokens per block. With `block_size=max_model_len` every request reserves one strip for its
-            longest length: the contiguous baseline.
-        max_num_seqs: sequences that run at once; 256 by default, fewer if max_num_batched_tokens is.
-        max_num_batched_tokens: tokens computed in one step; by default 2048, on a CPU 512, or max_num_seqs or
-            without chunked prefill max_model_len if that is more.
-        preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
-        swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
-        watermark: share of the blocks that admission leaves free.
-        attention_backend: "auto" is Triton on a GPU and the compiled code of `minipaged/cpu` on a CPU;
-            "torch" is plain torch on either, for attention and all of the model; or "triton", "reference".
-        seed: what requests without a seed derive theirs from; None takes fresh randomness.
-
-        Raises ValueError, with the value and the limit, for settings that cannot be met.
+        Raises ValueError, with the value and the limit, for settings that cannot be met: before the model is
+        loaded, unless the limit is the model's own or what memory is free beside it.
         """
-        self.device = resolve_device(device)
-        backend = get_backend(attention_backend, self.device)
+        asked = EngineArgs(*args, **settings)
+        self.device = asked.find_device()
+        backend = get_backend(asked.attention_backend, self.device)
+        model = asked.model
         handed_in = isinstance(model, LoadedModel)
         if not isinstance(model, LoadedModel):
-            model = load_model(model, dtype=resolve_dtype(dtype, self.device), device=self.device)
-        if attention_backend == "auto":  # a model that is handed in stays as it is: its weights may be wanted
+            model = load_model(model, dtype=asked.find_dtype(self.device), device=self.device)
+        if asked.attention_backend == "auto":
+            # A model that is handed in stays as it is: its weights may be wanted.
             model, backend = accelerate(model, backend, keep_weights=handed_in)
         self.name, self.tokenizer, self.model_config = model.name, model.tokenizer, model.config
-        max_model_len = resolve_max_model_len(max_model_len, model.config)
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = default_step_tokens(
-                self.device, max_model_len, max_num_seqs, enable_chunked_prefill=enable_chunked_prefill
-            )
-        if max_num_seqs is None:
-            max_num_seqs = default_num_seqs(max_num_batched_tokens)
-        config = EngineConfig(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_chunked_prefill=enable_chunked_prefill,
-            preemption=preemption,
-            watermark=watermark,
-        )
-        spec = KVSpec.from_model(model.config, resolve_cache_dtype(kv_cache_dtype, model.model.dtype))
-        if kv_memory is None and num_blocks is None:
-            kv_memory = default_kv_memory(self.device, gpu_memory_utilization, spec, config)
-        cache_config = CacheConfig(
-            block_size=block_size,
-            num_blocks=resolve_num_blocks(num_blocks, kv_memory, spec, block_size, self.device),
-            dtype=spec.dtype,
-            enable_prefix_caching=enable_prefix_caching,
-            num_host_blocks=0 if preemption == "recompute" else host_blocks(swap_space, spec, block_size),
-        )
+        cache_config, config = asked.resolve(model.config, model.model.dtype, self.device)
         self.engine = Engine(
             model.model,
             cache_config,
@@ -126,10 +55,15 @@ class LLM:
             tokenizer=self.tokenizer,
             backend=backend,
             device=self.device,
-            seed=seed,
+            seed=asked.seed,
         )
         self._dispatcher = Dispatcher(self.engine)
         self._ids = count()
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> LLM:
+        """The same from settings that are already put together."""
+        return cls(**vars(args))
 
     # Generation
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from minipaged.engine.args import EngineArgs
 from minipaged.jobs.batch import JobError
 from minipaged.jobs.lines import Task
 
@@ -26,11 +27,10 @@ OBJECT_STORE = 256 * 2**20  # bytes: a local cluster only carries text
 class EngineActor:
     """What runs in a worker process: loads an engine once, then serves batch after batch."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings` are arguments of `LLM`."""
+    def __init__(self, engine_args: EngineArgs) -> None:
         from minipaged.jobs.worker import Worker
 
-        self._worker = Worker.load(settings)
+        self._worker = Worker.load(engine_args)
 
     def __call__(self, batch: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         """A column of tasks to a column of results, both as JSON: Ray keeps tables, not objects."""
@@ -94,7 +94,7 @@ def _gpus_per_worker(resources: Mapping[str, float], num_workers: int, device: s
 
 def serve_on_ray(
     tasks: Iterable[Task],
-    settings: Mapping[str, Any],
+    engine_args: EngineArgs,
     *,
     num_workers: int,
     address: str | None = None,
@@ -113,7 +113,7 @@ def serve_on_ray(
         return
     num_workers = min(num_workers, len(rows))
     batch_size = min(batch_size, -(-len(rows) // num_workers))
-    with ray_cluster(num_workers, device=settings.get("device", "auto"), address=address) as num_gpus:
+    with ray_cluster(num_workers, device=str(engine_args.device), address=address) as num_gpus:
         import ray
         from ray.data import ActorPoolStrategy, DataContext
 
@@ -123,7 +123,7 @@ def serve_on_ray(
         dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // batch_size))
         served = dataset.map_batches(
             actor,
-            fn_constructor_args=(dict(settings),),
+            fn_constructor_args=(engine_args,),
             batch_size=batch_size,
             compute=ActorPoolStrategy(size=num_workers),
             num_cpus=0 if num_gpus else 1,

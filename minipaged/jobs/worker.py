@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from minipaged.core.sampler import BadLogitsError
+from minipaged.engine.args import EngineArgs
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput
 from minipaged.jobs.lines import Task, failed
@@ -24,9 +25,8 @@ class Worker:
         self.llm = llm
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any]) -> Worker:
-        """`settings` are arguments of `LLM`."""
-        return cls(LLM(**settings))
+    def load(cls, engine_args: EngineArgs) -> Worker:
+        return cls(LLM.from_engine_args(engine_args))
 
     def run(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Serve all tasks: a result for each, in the order in which they finish.
@@ -79,10 +79,10 @@ class Worker:
             yield answered(waiting.pop(output.request_id), output)
 
 
-def serve_here(tasks: Iterator[Task], settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def serve_here(tasks: Iterator[Task], engine_args: EngineArgs) -> Iterator[dict[str, Any]]:
     """Results of the tasks from one engine in this process; it is loaded when there is a task."""
     for first in tasks:
-        yield from Worker.load(settings).run(chain([first], tasks))
+        yield from Worker.load(engine_args).run(chain([first], tasks))
 
 
 def answered(task: Task, output: RequestOutput) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minipaged.config import ModelConfig, token_ids
 from minipaged.model.errors import ModelLoadError, naming
+from minipaged.model.hf_config import config_from_hf
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.model.weights import StoredTensor, refuse_names
 
@@ -47,7 +48,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelLoadError(f"{folder}: no {CONFIG}, so this is no model folder")
     fields = read_json(path)
     with naming(path):
-        config = ModelConfig.from_hf(fields)
+        config = config_from_hf(fields)
     path = folder / "generation_config.json"
     more = token_ids(read_optional_json(path).get("eos_token_id"))
     with naming(path):

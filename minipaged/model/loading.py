@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from minipaged.config import ModelConfig
+from minipaged.dtypes import COMPUTE_DTYPES
 from minipaged.model import gguf_vocab, hf_folder
 from minipaged.model.errors import ModelLoadError, naming
 from minipaged.model.gguf_file import GGUFFile
@@ -40,8 +41,8 @@ def load_model(
     `dtype` is what the weights are rounded to: float32, bfloat16 or float16. Raises ModelLoadError, a
     ValueError, that names the file and the reason; nothing is left half loaded.
     """
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype is {dtype}, supported are float32, bfloat16 and float16")
+    if dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"dtype is {dtype}, supported are float32, float16 and bfloat16")
     path = find_model(str(name_or_path))
     load = _load_folder if path.is_dir() else _load_gguf
     config, tokenizer, model = load(path, dtype, device)

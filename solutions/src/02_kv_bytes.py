@@ -152,4 +152,4 @@ check.memory_plan(memory_plan)
 #
 # The engine's own formula is `KVSpec.bytes_per_token` in [memory.py](../../minipaged/memory.py), its plan `MemoryPlan` beside it.
 # Every byte count in the package comes from there. How the engine finds out how much memory there is, and what it keeps in
-# reserve, is in [sizing.py](../../minipaged/engine/sizing.py). Lesson 03 asks how many of these bytes ever hold a token.
+# reserve, is in [args.py](../../minipaged/engine/args.py). Lesson 03 asks how many of these bytes ever hold a token.

@@ -7,7 +7,8 @@ import torch
 
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 from minipaged.cache import BlockCopy, BlockPool, BlockTable, KVStorage
-from minipaged.memory import KV_DTYPES, KVSpec
+from minipaged.dtypes import KV_DTYPES
+from minipaged.memory import KVSpec
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minipaged.cache import BlockPool, BlockTable, KVStorage, SwapSpace, hash_blocks
-from minipaged.memory import KV_DTYPES, KVSpec
+from minipaged.dtypes import KV_DTYPES
+from minipaged.memory import KVSpec
 
 
 def space_of(dtype=torch.float32, device_blocks: int = 8, host_blocks: int = 8) -> SwapSpace:

@@ -9,7 +9,7 @@ import tqdm
 
 from minipaged import cli
 from minipaged.jobs import worker
-from tests.jobs.tiny_jobs import echo, engine_settings, prompts, read, write
+from tests.jobs.tiny_jobs import echo, engine_args, prompts, read, write
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def run(tmp_path):
     """Run the command on `tmp_path/in`, with a tiny model; more arguments as given."""
 
     def run(*arguments: str) -> int:
-        settings = engine_settings(tmp_path)
-        options = ["--model", settings["model"], "--dtype", "float32", "--kv-memory", "1MiB"]
+        settings = engine_args(tmp_path)
+        options = ["--model", str(settings.model), "--dtype", "float32", "--kv-memory", "1MiB"]
         files = [str(tmp_path / "in"), str(tmp_path / "out")]
         return cli.main(["batch", *files, *options, "--max-model-len", "64", *arguments])
 
@@ -48,7 +48,7 @@ def test_json_is_all_that_stdout_gets(run, tmp_path, capsys):
 
 
 def test_what_serves_the_lines_may_talk_without_spoiling_the_json(run, tmp_path, capsys, monkeypatch):
-    def talkative(tasks, settings):
+    def talkative(tasks, engine_args):
         print("a worker died")
         yield from echo(tasks)
 
@@ -108,7 +108,7 @@ def test_numbers_that_make_no_sense_are_wrong_usage(run, option):
 def test_ctrl_c_keeps_what_has_finished_and_the_job_goes_on(run, tmp_path, capsys, monkeypatch):
     write(tmp_path / "in", prompts(9))
 
-    def interrupted(tasks, settings):
+    def interrupted(tasks, engine_args):
         for number, result in enumerate(echo(tasks)):
             if number == 4:
                 raise KeyboardInterrupt

@@ -6,7 +6,7 @@ import pytest
 
 from coursekit.commands import bench_throughput
 from minipaged import cli
-from tests.jobs.tiny_jobs import engine_settings
+from tests.jobs.tiny_jobs import engine_args
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def run(tmp_path, monkeypatch):
 
     requests = [workloads.Request(f"r{n}", [3 + n] * (5 + n), 4 + n) for n in range(6)]
     monkeypatch.setattr(workloads, "load_mix", lambda name: requests)
-    model = engine_settings(tmp_path)["model"]
+    model = engine_args(tmp_path).model
 
     def run(*arguments: str) -> int:
         options = ["--model", model, "--dtype", "float32", "--device", "cpu", "--kv-memory", "1MiB"]

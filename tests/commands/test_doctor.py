@@ -28,7 +28,7 @@ WHOLE = Machine(
     pytest="9.2.0",
     nbval="0.11.0",
 )
-T4 = Gpu("Tesla T4", (7, 5), 16 * 2**30)
+T4 = Gpu("Tesla T4", (7, 5), 16 * 2**30, bfloat16=False)
 
 
 def what_does_not_run(machine: Machine) -> dict[str, doctor.Ability]:

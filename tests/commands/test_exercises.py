@@ -6,7 +6,7 @@ import shutil
 import pytest
 from checkout import ROOT
 
-from coursekit.publish.build import run_and_write
+from coursekit.publish.notebooks import run_and_write
 from minipaged import cli
 
 NAME = "04_block_table"
@@ -112,7 +112,7 @@ def test_a_reset_that_fails_leaves_the_learners_file(course, monkeypatch):
     def fail(notebook, target):
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr("coursekit.publish.build.run_and_write", fail)
+    monkeypatch.setattr("coursekit.publish.notebooks.run_and_write", fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         cli.main(["exercises", "reset", "04"])
     assert (course / EXERCISE).read_bytes() == mine

@@ -50,6 +50,15 @@ def test_wrong_value_is_one_sentence_and_exit_code_1(capsys, arguments, says):
     assert captured.out == ""
 
 
+def test_too_little_memory_is_one_sentence_and_exit_code_1(monkeypatch, capsys):
+    monkeypatch.setattr("minipaged.machine.available_memory", lambda: 300 * 2**20)
+    assert cli.main(QUESTION) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "minipaged generate: serving the model needs about 2048 MiB of free memory, 300 MiB"
+    )
+
+
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(num_blocks=16)

@@ -4,7 +4,7 @@ import sys
 import nbformat
 import pytest
 
-from coursekit.publish import build
+from coursekit.publish import build, notebooks
 
 SOURCE = """# %% [markdown]
 # # A lesson
@@ -79,10 +79,10 @@ def test_a_missing_notebook_and_a_notebook_without_source_fail_the_check(source,
 
 
 def test_widget_views_give_way_to_their_picture():
-    data = {"image/png": "AAAA", "text/plain": "words", build.WIDGET_VIEW: {"model_id": "1"}}
+    data = {"image/png": "AAAA", "text/plain": "words", notebooks.WIDGET_VIEW: {"model_id": "1"}}
     cell = nbformat.v4.new_code_cell("w", outputs=[nbformat.v4.new_output("display_data", data)])
     notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
-    tidied = build.tidy(notebook)
+    tidied = notebooks.tidy(notebook)
     assert set(tidied.cells[0].outputs[0].data) == {"image/png", "text/plain"}
     assert "widgets" not in tidied.metadata
 

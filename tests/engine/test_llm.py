@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 from minipaged.config import ModelConfig
 from minipaged.engine import dispatcher
 from minipaged.engine.llm import LLM
-from minipaged.engine.sizing import default_step_tokens, parse_bytes, resolve_dtype
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -59,20 +58,6 @@ def assert_idle(llm: LLM) -> None:
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(64, 64), ("64", 64), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2kb", 2000), ("1 GB", 10**9)],
-)
-def test_memory_is_given_in_bytes_or_as_text(text: int | str, expected: int) -> None:
-    assert parse_bytes(text, "kv_memory") == expected
-
-
-@pytest.mark.parametrize("text", ["", "64 apples", "-1MiB", 0, -5, 1.5, True, None])
-def test_other_memory_is_refused(text: Any) -> None:
-    with pytest.raises(ValueError, match="kv_memory is"):
-        parse_bytes(text, "kv_memory")
 
 
 @pytest.mark.parametrize("memory", [BYTES_PER_TOKEN * 4 * 10, BYTES_PER_TOKEN * 4 * 11 - 1])
@@ -141,30 +126,6 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
 def test_a_small_step_budget_lowers_the_default_of_max_num_seqs() -> None:
     assert make_llm(max_num_batched_tokens=8).engine.config.max_num_seqs == 8
     assert make_llm().engine.config.max_num_seqs == 256
-
-
-def test_the_default_step_holds_a_token_of_every_sequence_and_a_prompt_that_cannot_be_cut() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    chunked, whole = {"enable_chunked_prefill": True}, {"enable_chunked_prefill": False}
-    assert default_step_tokens(cpu, 10_000, None, **chunked) == 512
-    assert default_step_tokens(cuda, 10_000, None, **chunked) == 2048
-    assert default_step_tokens(cpu, 10_000, None, **whole) == 10_000
-    assert default_step_tokens(cpu, 100, 3000, **chunked) == 3000
-    assert make_llm(max_num_seqs=600).engine.config.max_num_batched_tokens == 600
-    with pytest.raises(ValueError, match="max_num_seqs is 'many'"):
-        make_llm(max_num_seqs="many")
-
-
-def test_auto_dtype_on_a_cpu_depends_on_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert resolve_dtype("auto", cpu) is torch.bfloat16
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with pytest.warns(UserWarning, match="multiplies no bfloat16: the model runs in float32"):
-        assert resolve_dtype("auto", cpu) is torch.float32
-    assert resolve_dtype("bfloat16", cpu) is torch.bfloat16  # asked for by name: right, only slow
-    with pytest.raises(ValueError, match="dtype is 'float8'"):
-        resolve_dtype("float8", cpu)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "float16", "bfloat16", "int8", "fp8"])

@@ -11,10 +11,10 @@ from checkout import ROOT
 
 from coursekit.grading.notebook import CHECK
 from coursekit.grading.tasks import TASKS
-from coursekit.publish import build, exercise_build, home
+from coursekit.publish import exercise_build, home, notebooks
 from coursekit.publish.exercise_text import task_texts
 
-SOURCES = build.find_sources(ROOT / exercise_build.FOLDER)
+SOURCES = notebooks.find_sources(ROOT / exercise_build.FOLDER)
 MOST_LINES = 25  # of a cell that is no answer
 MOST_COLUMNS = 100
 exercises = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from minipaged.engine.args import EngineArgs
 from minipaged.jobs.batch import run_job
 from minipaged.jobs.cluster import EngineActor, _gpus_per_worker, ray_cluster, serve_on_ray
 from minipaged.jobs.worker import serve_here
-from tests.jobs.tiny_jobs import JOB, engine_settings, prompts, read, write
+from tests.jobs.tiny_jobs import JOB, engine_args, prompts, read, write
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make scale")
 pytestmark = pytest.mark.extra
@@ -44,7 +45,7 @@ def mortal_actor(folder: Path) -> type:
 
 def test_two_workers_one_killed_half_way_answer_each_line_once_as_one_process_does(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else it kills workers where memory is short
-    settings = engine_settings(tmp_path)
+    settings = engine_args(tmp_path)
     source = write(tmp_path / "in", [*prompts(20), "no object", *prompts(48)[20:]])
 
     def on_ray(tasks):
@@ -84,4 +85,4 @@ def test_a_cluster_that_does_not_answer_is_said_at_once():
 
 def test_no_task_starts_no_cluster(monkeypatch):
     monkeypatch.setattr(ray, "init", None)
-    assert list(serve_on_ray([], {}, num_workers=2)) == []
+    assert list(serve_on_ray([], EngineArgs(), num_workers=2)) == []

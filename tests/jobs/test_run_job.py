@@ -8,9 +8,10 @@ import sys
 import pytest
 from checkout import ROOT
 
+from minipaged.engine.args import EngineArgs
 from minipaged.jobs.batch import JobError, run_job
 from minipaged.jobs.worker import serve_here
-from tests.jobs.tiny_jobs import JOB, echo, engine_settings, prompts, read, write
+from tests.jobs.tiny_jobs import JOB, echo, engine_args, prompts, read, write
 
 
 class Stopped(Exception):
@@ -64,7 +65,7 @@ def test_a_finished_job_loads_nothing(tmp_path):
     source, target = write(tmp_path / "in", prompts(3)), tmp_path / "out"
     run_job(source, target, echo, JOB)
     content = target.read_bytes()
-    summary = run_job(source, target, lambda tasks: serve_here(tasks, {"model": "no-such-model"}), JOB)
+    summary = run_job(source, target, lambda tasks: serve_here(tasks, EngineArgs("no-such-model")), JOB)
     assert (summary.before, summary.answered) == (3, 0)
     assert target.read_bytes() == content
 
@@ -120,12 +121,12 @@ import os, signal, sys
 from pathlib import Path
 from minipaged.jobs.batch import run_job
 from minipaged.jobs.worker import serve_here
-from tests.jobs.tiny_jobs import JOB, engine_settings
+from tests.jobs.tiny_jobs import JOB, engine_args
 
 folder = Path(sys.argv[1])
 
 def serve(tasks):
-    for number, result in enumerate(serve_here(tasks, engine_settings(folder))):
+    for number, result in enumerate(serve_here(tasks, engine_args(folder))):
         if number == 20:
             os.write(3, b'{"line": 1, "id": "r')  # the start of a write that was never finished
             os.kill(os.getpid(), signal.SIGKILL)
@@ -137,7 +138,7 @@ run_job(folder / "in", folder / "out", serve, JOB, chunk=8)
 
 
 def test_killed_half_way_and_started_again_each_line_is_answered_once(tmp_path):
-    settings = engine_settings(tmp_path)
+    settings = engine_args(tmp_path)
     source = write(tmp_path / "in", prompts(40))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, str(tmp_path)]

@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from minipaged.engine.args import EngineArgs
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import named_weights, save_folder
 
 JOB = {"sampling": {"max_tokens": 9, "ignore_eos": True}, "seed": 0}
 
 
-def engine_settings(folder: Path) -> dict[str, Any]:
-    """Arguments of an `LLM` with a tiny random model, saved in `folder`; it has no tokenizer."""
+def engine_args(folder: Path) -> EngineArgs:
+    """For an engine with a tiny random model, saved in `folder`; it has no tokenizer."""
     model = folder / "model"
     if not model.exists():
         save_folder(model, TINY, named_weights(random_llama(seed=3)))
-    return {"model": str(model), "dtype": "float32", "device": "cpu", "num_blocks": 200, "max_model_len": 64}
+    return EngineArgs(str(model), dtype="float32", device="cpu", num_blocks=200, max_model_len=64)
 
 
 def prompts(count: int) -> list[dict[str, Any]]:

@@ -11,27 +11,17 @@ count_core = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(count_core)
 circles, upward_imports = count_core.circles, count_core.upward_imports
 
-# TO BE REMOVED, both sets: these are being opened in other branches. Nothing may be added.
-CIRCLES_STILL_OPEN = {"minipaged.attention.backend", "minipaged.config", "coursekit.publish.build"}
-UPWARD_STILL_OPEN = {
-    "minipaged.attention.torch_backend -> minipaged.cpu.abi",
-    "minipaged.attention.torch_backend -> minipaged.cpu.kernels",
-    "minipaged.config -> minipaged.model.hf_config",
-    "minipaged.machine -> minipaged.commands",
-}
-
-
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     return count_core.import_graph()
 
 
 def test_no_modules_import_each_other_in_a_circle(graph):
-    assert [group for group in circles(graph) if not CIRCLES_STILL_OPEN & set(group)] == []
+    assert circles(graph) == []
 
 
 def test_nothing_is_imported_from_a_layer_above(graph):
-    assert set(upward_imports(graph)) <= UPWARD_STILL_OPEN
+    assert upward_imports(graph) == []
 
 
 def test_the_core_knows_no_engine_and_no_model_file(graph):
@@ -51,8 +41,7 @@ def test_only_the_engine_plugs_in_the_fast_path_for_cpus(graph):
         if module.startswith("minipaged.") and any(other.startswith("minipaged.cpu") for other in imported)
     }
     own = ("minipaged.cpu", "minipaged.engine.", "minipaged.machine")
-    still_open = {"minipaged.attention.torch_backend"}  # TO BE REMOVED as above
-    assert {module for module in importers if not module.startswith(own)} <= still_open
+    assert {module for module in importers if not module.startswith(own)} == set()
 
 
 def test_the_two_folders_of_the_engine_stay_few_files():

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from checkout import ROOT
 
-from coursekit.publish import build, home, translate
+from coursekit.publish import build, home, notebooks, translate
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -47,7 +47,7 @@ def test_there_are_lessons():
 
 
 def test_notebooks_and_sources_agree():
-    sources = build.find_sources(FOLDER, [])
+    sources = notebooks.find_sources(FOLDER, [])
     assert [text for source in sources if (text := build.difference(source))] == []
     assert build.orphans(FOLDER) == []
 
@@ -102,7 +102,7 @@ def test_no_cell_failed_and_none_warned(path):
 def test_no_widget_state_is_stored_and_widgets_have_a_picture(path):
     assert "widgets" not in read(path).metadata
     for cell in code_cells(path):
-        assert not any(build.WIDGET_VIEW in output.get("data", {}) for output in cell.outputs)
+        assert not any(notebooks.WIDGET_VIEW in output.get("data", {}) for output in cell.outputs)
         if re.search(r"^(Explorable|Stepper)\(", cell.source, re.MULTILINE):
             assert any("image/png" in output.get("data", {}) for output in cell.outputs)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minipaged.attention.kernels.arguments import cache_arguments, padded
 from minipaged.attention.launch import Launch
-from minipaged.attention.quantize import LARGEST
+from minipaged.dtypes import LARGEST
 
 if TYPE_CHECKING:
     from minipaged.cache.storage import LayerKV

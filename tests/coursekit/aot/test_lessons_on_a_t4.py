@@ -41,7 +41,7 @@ SHAPES = [
 
 def test_a_t4_is_given_float16(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
     assert str(pick_device()[1]) == "torch.float16"
 
 
