@@ -264,7 +264,7 @@ def test_a_request_that_outgrew_the_pool_ends_when_it_comes_back_without_chunked
 
 
 def make_llm(model: HashModel, **settings: Any) -> LLM:
-    model.dtype = torch.float32  # type: ignore[attr-defined]
+    model.dtype, model.device = torch.float32, torch.device("cpu")  # type: ignore[attr-defined]
     settings = {"num_blocks": 32, "block_size": 4, "max_model_len": 64} | settings
     return LLM(LoadedModel(model, None, model.config, "hash"), **settings)  # type: ignore[arg-type]
 
