@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from functools import partial
 
 import pytest
 from checkout import ROOT
@@ -131,8 +132,16 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends():
     master, slave = pty.openpty()
     settings = termios.tcgetattr(master)
     command = [sys.executable, "-m", "minipaged", "chat", "--dtype", "float32", "--max-tokens", "400"]
+    # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=listening,
     ) as process:
         screen = Screen(master)
         try:
