@@ -149,7 +149,7 @@ def test_a_t4_is_said_to_run_in_float16(monkeypatch, capability, hip, dtype):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some Card")
     monkeypatch.setattr(torch.version, "hip", hip)
     assert f"on Some Card in {dtype}," in home.what_runs()

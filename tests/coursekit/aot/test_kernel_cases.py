@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minipaged.attention.backend import queries_per_kv
-from minipaged.attention.batch import AttentionBatch
+from minipaged.attention.batch import AttentionBatch, queries_per_kv
 from minipaged.attention.kernels.addresses import look_up_blocks, slot_offsets
 from minipaged.attention.kernels.write_kv import write_kv_launch
 from minipaged.cache.storage import KVStorage, LayerKV
