@@ -71,6 +71,8 @@ class ModelConfig:
     """The shape of one Llama-family model (Touvron et al. 2023, with grouped queries: Ainslie et al. 2023).
 
     `head_size` is stated on its own: some models have `num_query_heads * head_size != hidden_size`.
+    `attention_bias`: queries, keys and values have biases (Qwen2). `qk_norm`: each head of queries and keys is
+    normalised before it is turned (Qwen3).
     """
 
     vocab_size: int
@@ -85,6 +87,8 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -101,8 +105,7 @@ class ModelConfig:
             )
         if self.head_size % 2:
             raise ValueError(f"head_size is {self.head_size}, rotary embedding needs an even number")
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}, true or false is needed")
+        require_flags(self, "tie_word_embeddings", "attention_bias", "qk_norm")
         for name, ids in (
             ("eos_token_id", self.eos_token_ids),
             ("bos_token_id", token_ids(self.bos_token_id)),

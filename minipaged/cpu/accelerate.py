@@ -20,6 +20,7 @@ def use_compiled_kernels(model: LlamaModel) -> bool:
     """
     config = model.config
     fits = config.hidden_size % LANES == 0 and config.head_size % (2 * LANES) == 0
+    fits = fits and not (config.attention_bias or config.qk_norm)  # torch serves these
     if model.device.type != "cpu" or model.dtype not in NAMES or not fits:
         return False
     kernels = cpu_kernels.load()

@@ -41,15 +41,21 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         template_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        texts: Mapping[int, str] | None = None,
     ) -> None:
-        """Wrap `backend`; `template_tokens` are names for the template (`bos_token`, ...) and their text."""
+        """Wrap `backend`.
+
+        template_tokens: names for the template (`bos_token`, ...) and their text.
+        texts: of a byte-level vocabulary the tokens that stand for a text as it is, and not for the bytes that
+            its letters stand for: "café" added to a vocabulary is five bytes, not four.
+        """
         backend.no_truncation()  # a tokenizer file may carry its trainer's settings
         backend.no_padding()
         self._backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
         self._template = None if chat_template is None else ChatTemplate(chat_template, template_tokens or {})
         self._is_byte_level = isinstance(backend.decoder, ByteLevel)
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = {id: text.encode() for id, text in (texts or {}).items()}
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: id for id, token in added.items() if token.special}
         self.special_token_ids = frozenset(self.special_tokens.values())
@@ -76,7 +82,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that form no character give U+FFFD, unknown ids nothing."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if not self._is_byte_level:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        skipped = self.special_token_ids if skip_special_tokens else ()
+        pieces = [self.token_bytes(id) or b"" for id in token_ids if id not in skipped]
+        return b"".join(pieces).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes a token stands for: b"" beyond the vocabulary, None if that is not byte-level."""

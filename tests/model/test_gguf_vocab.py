@@ -60,7 +60,7 @@ def test_gguf_vocabulary_and_merges_make_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer.ggml.pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'"),
+        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.merges": ["hel"]}, "tokenizer.ggml.merges holds"),
