@@ -30,7 +30,12 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-QWEN_DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+QWEN_DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", permuted=True),
     "mistral": Family(
