@@ -52,7 +52,9 @@ class InputProcessor:
         request = Request(request_id, text, token_ids, params, RequestMetrics(self._clock()), salt)
         entropy = self._next_entropy()
         for index in range(params.n):
-            output = OutputState(self.tokenizer, params, self.model_config.eos_token_ids, max_tokens)
+            output = OutputState(
+                self.tokenizer, params, self.model_config.eos_token_ids, max_tokens, token_ids
+            )
             sampling = SamplingState.make(
                 request_id,
                 params,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
 
+from minipaged.engine.detokenizer import Detokenizer, make_detokenizer
 from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import CompletionOutput, RequestOutput
 from minipaged.engine.prompts import EngineTokenizer
@@ -64,8 +64,9 @@ def make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestO
     params = request.params
     asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
     if asks_for_logprobs and tokenizer is not None and params.detokenize:
-        for entry in (request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]):
-            _name_tokens(entry or (), tokenizer)
+        _name_prompt_tokens(request, tokenizer)
+        for sequence in request.sequences:
+            _name_tokens(sequence, tokenizer)
     completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
     return RequestOutput(  # by position, as below: by name, making outputs takes a seventh longer
         request.request_id,
@@ -79,13 +80,45 @@ def make_output(request: Request, tokenizer: EngineTokenizer | None) -> RequestO
     )
 
 
-def _name_tokens(entries: SequenceOf[dict[int, Logprob] | None], tokenizer: EngineTokenizer) -> None:
-    """Give the entries that are new since the last call, at the end of the list, the text of their tokens."""
-    for entry in reversed(entries):
-        for token_id, logprob in (entry or {}).items():
-            if logprob.decoded_token is not None:
-                return
-            logprob.decoded_token = tokenizer.decode([token_id], skip_special_tokens=False)
+def _name_prompt_tokens(request: Request, tokenizer: EngineTokenizer) -> None:
+    """Give each entry of the prompt the text of its tokens, once all entries are there."""
+    entries, ids = request.prompt_logprobs or [], request.prompt_token_ids
+    if len(entries) == len(ids) and (len(entries) < 2 or _is_named(entries[1])):
+        return
+    detokenizer = make_detokenizer(tokenizer, False, ids[:1])
+    for entry, token_id in zip(entries[1:], ids[1:], strict=False):
+        _name_entry(entry or {}, token_id, detokenizer)
+
+
+def _name_tokens(sequence: Sequence, tokenizer: EngineTokenizer) -> None:
+    """Give the entries that are new since the last call the text of their tokens.
+
+    That is what each token adds to the text before it: "" while a character is under way. A character that the
+    end cuts is its last token's.
+    """
+    entries = sequence.logprobs or []
+    if not entries or _is_named(entries[-1]):
+        return
+    if sequence.namer is None:
+        sequence.namer = make_detokenizer(tokenizer, False, sequence.request.prompt_token_ids)
+    token_ids = sequence.output.token_ids
+    first = next(index for index, entry in enumerate(entries) if not _is_named(entry))
+    for entry, token_id in zip(entries[first:], token_ids[first:], strict=False):
+        _name_entry(entry, token_id, sequence.namer)
+    if sequence.output.finish_reason is not None:
+        last = entries[-1][token_ids[len(entries) - 1]]
+        last.decoded_token = (last.decoded_token or "") + sequence.namer.flush()
+
+
+def _is_named(entry: dict[int, Logprob] | None) -> bool:
+    return all(logprob.decoded_token is not None for logprob in (entry or {}).values())
+
+
+def _name_entry(entry: dict[int, Logprob], chosen: int, detokenizer: Detokenizer) -> None:
+    names = {token_id: detokenizer.preview(token_id) for token_id in entry}
+    detokenizer.feed(chosen)
+    for token_id, name in names.items():
+        entry[token_id].decoded_token = name
 
 
 def _whole(sequence: Sequence) -> CompletionOutput:

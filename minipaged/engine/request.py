@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from minipaged.cache import BlockTable, hash_block
+from minipaged.engine.detokenizer import Detokenizer
 from minipaged.engine.logprobs import Logprob
 from minipaged.engine.outputs import RequestMetrics
 from minipaged.engine.sampler import SamplingState
@@ -56,6 +57,8 @@ class Sequence:
     cumulative_logprob: float | None = None
     num_reported: int = 0
     """Output tokens that a DELTA stream has seen."""
+    namer: Detokenizer | None = None
+    """Finds the texts of the tokens in `logprobs`; it has been fed those that have one."""
 
     @property
     def num_to_compute(self) -> int:

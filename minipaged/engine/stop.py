@@ -28,7 +28,16 @@ class OutputState:
 
     __slots__ = (  # one object instead of two for each sequence: caches are cold after the model
         *("_cut", "_detokenizer", "_ends", "_keep_stop", "_length", "_longest_stop", "_max_tokens"),
-        *("_min_tokens", "_num_fed", "_num_given", "_num_searched", "_stop_ids", "_stop_strings", "_text"),
+        *(
+            "_min_tokens",
+            "_num_fed",
+            "_num_given",
+            "_num_searched",
+            "_source",
+            "_stop_ids",
+            "_stop_strings",
+            "_text",
+        ),
         *("finish_reason", "stop_reason", "token_ids"),
     )
 
@@ -38,17 +47,20 @@ class OutputState:
         params: SamplingParams,
         eos_token_ids: Sequence[int],
         max_tokens: int,
+        prompt: Sequence[int] = (),
     ):
         """
         Args:
             tokenizer: None gives no text.
+            prompt: the token ids before it, which its text is a continuation of.
             max_tokens: tokens this sequence may have, `params.max_tokens` and the context limit both heeded.
         """
         if params.stop_strings and tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer, the model has none: stop={params.stop_strings}")
-        self._detokenizer: Detokenizer | None = None
+        self._detokenizer: Detokenizer | None = None  # made when the first text is asked for
+        self._source: tuple[TextTokenizer, bool, Sequence[int]] | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
+            self._source = tokenizer, params.skip_special_tokens, prompt
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._ends = self._stop_ids if params.ignore_eos else self._stop_ids.union(eos_token_ids)
         self._stop_strings = params.stop_strings
@@ -118,8 +130,10 @@ class OutputState:
         Returns the text that came with it. Each part is written before more is asked for: when a tokenizer
         raises then, nothing of it is lost, or comes twice.
         """
-        if self._detokenizer is None or self._num_fed > len(self.token_ids):
+        if self._source is None or self._num_fed > len(self.token_ids):
             return ""
+        if self._detokenizer is None:
+            self._detokenizer = make_detokenizer(*self._source)
         last_is_end = self.finish_reason == "stop" and self._cut is None
         stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
         piece = ""

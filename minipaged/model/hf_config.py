@@ -15,10 +15,11 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
     Fields that a config may leave out take the defaults that `transformers` gives them.
     """
-    family = FAMILIES.get(config.get("model_type") or "")
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         supported = ", ".join(map(repr, FAMILIES))
-        raise ValueError(f"model_type is {config.get('model_type')!r}, supported are {supported}")
+        raise ValueError(f"model_type is {kind!r}, supported are {supported}")
     config = {**family.defaults, **config}
     _refuse_unsupported(config, family)
     for name in (
