@@ -51,12 +51,32 @@ def queries_per_kv(num_query_heads: int, num_kv_heads: int) -> int:
 
 def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
     """Raise ValueError, with both numbers, unless query, cache and batch fit together."""
-    _, block_size, num_kv_heads, head_size = layer.key.shape
+    num_blocks, block_size, num_kv_heads, head_size = layer.key.shape
     if query.shape[2] != head_size:
         raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
     if batch.block_size != block_size:
         raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
+    if query.shape[0] != batch.num_tokens:
+        raise ValueError(f"the query has {query.shape[0]} rows, the batch {batch.num_tokens} tokens")
+    require_blocks(batch, num_blocks)
     queries_per_kv(query.shape[1], num_kv_heads)
+
+
+def require_blocks(batch: AttentionBatch, num_blocks: int) -> None:
+    """Raise ValueError when the batch names a block that a cache of `num_blocks` does not have."""
+    if batch.num_blocks_named is not None and batch.num_blocks_named > num_blocks:
+        raise ValueError(
+            f"the batch names block {batch.num_blocks_named - 1}, the cache has blocks 0 to {num_blocks - 1}"
+        )
+
+
+def require_slots(layer: "LayerKV", slot_mapping: Tensor) -> None:
+    """Raise IndexError for a slot beyond the cache, before anything is written. A device is waited for."""
+    num_slots = layer.key.shape[0] * layer.key.shape[1]
+    if slot_mapping.numel() and int(slot_mapping.max()) >= num_slots:
+        raise IndexError(
+            f"slot {int(slot_mapping.max())} is to be written, the cache has 0 to {num_slots - 1}"
+        )
 
 
 def get_backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:

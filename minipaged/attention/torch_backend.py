@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minipaged.attention.backend import require_matching
+from minipaged.attention.backend import require_matching, require_slots
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 from minipaged.cpu import kernels as cpu_kernels
@@ -132,6 +132,7 @@ class TorchBackend:
         return cpu_kernels.load() if self.compiled and device.type == "cpu" else None
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        require_slots(layer, slot_mapping)
         kernels = self._kernels(key.device)
         if kernels is not None and cpu_kernels.can_write(layer, key, value, slot_mapping):
             kernels.write_kv(layer, key, value, slot_mapping)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minipaged.attention.backend import require_blocks
 from minipaged.config import ModelConfig, RopeScaling
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ class LlamaModel(nn.Module):
         token_ids: int64 [T], the new tokens of all sequences end to end, as `batch` describes them.
         Returns [T, hidden_size] in the model's dtype.
         """
+        require_blocks(batch, storage.num_blocks)  # before a layer writes
         x = self.embed_tokens(token_ids)  # [T, hidden]
         cos, sin = self.rotary(batch.positions)
         return self.norm(self.layers(x, cos, sin, batch, storage, backend))

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,9 @@ def test_rows_that_see_no_key_do_not_read_garbage(calls: list[int]):
 
 def test_slots_behind_the_cache_are_refused(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
+    with pytest.raises(ValueError, match="names block 9"):
+        compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), TorchBackend())
+    batch = replace(batch, num_blocks_named=0)  # vouched for: then the kernel itself sees it
     with pytest.raises(IndexError, match="2 of 4 slots lie behind the 32 slots of the cache"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), TorchBackend())
     assert calls == [4]
