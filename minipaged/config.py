@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+MOST_SEQS = 2**16
 CACHE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 
@@ -167,6 +168,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "max_model_len", "max_num_batched_tokens", "max_num_seqs")
         require_flags(self, "enable_chunked_prefill")
+        if self.max_num_seqs > MOST_SEQS:  # each has a row of a block table, whether it runs or not
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}, the most allowed is {MOST_SEQS}")
         if self.preemption not in ("recompute", "swap", "auto"):
             raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
         if not isinstance(self.watermark, (int, float)) or not 0 <= self.watermark < 1:
