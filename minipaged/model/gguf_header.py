@@ -63,7 +63,7 @@ class GGUFHeader:
                 raise ValueError(f"the header has {count} {what}, at most {MOST_ENTRIES} are read")
         self.fields: dict[str, Any] = {}
         for _ in range(num_fields):
-            key = self._string().decode(errors="backslashreplace")
+            key = self._name()
             if key in self.fields:
                 raise ValueError(f"metadata {key} is there twice")
             self.fields[key] = self._value(key)
@@ -94,6 +94,13 @@ class GGUFHeader:
     def _string(self) -> bytes:
         return self._take(self._unpack("<Q")[0])
 
+    def _name(self) -> str:
+        raw = self._string()
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"a name is not UTF-8: {raw[:64]!r}") from None
+
     def _value(self, key: str) -> Any:
         (kind,) = self._unpack("<I")
         if kind != ARRAY:
@@ -115,7 +122,7 @@ class GGUFHeader:
         return found.astype(bool) if kind == BOOL else found
 
     def _tensor_info(self) -> TensorInfo:
-        name = self._string().decode(errors="backslashreplace")
+        name = self._name()
         (num_dimensions,) = self._unpack("<I")
         if num_dimensions > MOST_DIMENSIONS:
             raise ValueError(f"tensor {name} has {num_dimensions} dimensions, at most {MOST_DIMENSIONS}")

@@ -152,7 +152,7 @@ def test_killed_half_way_and_started_again_each_line_is_answered_once(tmp_path):
     assert [result["id"] for result in read(tmp_path / "out")] == [f"r{n}" for n in range(40)]
 
 
-@pytest.mark.parametrize("mended", [1, 2], ids=["the line that came later", "the line that came first"])
+@pytest.mark.parametrize("mended", [1, 2], ids=["the first of them", "the second"])
 def test_a_duplicate_id_that_is_corrected_lets_the_job_go_on(tmp_path, mended):
     """Whichever of the two is renamed; of the first only where it has no answer yet."""
     rows = prompts(4)
@@ -165,7 +165,8 @@ def test_a_duplicate_id_that_is_corrected_lets_the_job_go_on(tmp_path, mended):
     assert run_job(source, target, echo, JOB).answered == 0  # what is wrong as it was is left as it is
     assert target.read_bytes() == before
     rows[mended]["id"] = "renamed"
-    rows[1].pop("max_tokens", None)
+    if mended == 1:
+        rows[1]["max_tokens"] = 4
     write(source, rows)
     summary = run_job(source, target, echo, JOB)
     assert (summary.failed, summary.answered) == (0, 2 if mended == 1 else 1)
