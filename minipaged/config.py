@@ -20,6 +20,8 @@ from minipaged.checks import (
 )
 from minipaged.dtypes import KV_DTYPES
 
+MOST_SEQS = 2**16
+
 Preemption = Literal["recompute", "swap", "auto"]
 
 
@@ -51,6 +53,8 @@ class ModelConfig:
     """The shape of one Llama-family model (Touvron et al. 2023, with grouped queries: Ainslie et al. 2023).
 
     `head_size` is stated on its own: some models have `num_query_heads * head_size != hidden_size`.
+    `attention_bias`: queries, keys and values have biases (Qwen2). `qk_norm`: each head of queries and keys is
+    normalised before it is turned (Qwen3).
     """
 
     vocab_size: int
@@ -65,6 +69,8 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -81,7 +87,7 @@ class ModelConfig:
             )
         if self.head_size % 2:
             raise ValueError(f"head_size is {self.head_size}, rotary embedding needs an even number")
-        require_flags(self, "tie_word_embeddings")
+        require_flags(self, "tie_word_embeddings", "attention_bias", "qk_norm")
         for name, ids in (
             ("eos_token_id", self.eos_token_ids),
             ("bos_token_id", token_ids(self.bos_token_id)),
@@ -136,6 +142,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "max_model_len", "max_num_batched_tokens", "max_num_seqs")
         require_flags(self, "enable_chunked_prefill")
+        if self.max_num_seqs > MOST_SEQS:  # each has a row of a block table, whether it runs or not
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}, the most allowed is {MOST_SEQS}")
         require_one_of(self, "preemption", get_args(Preemption))
         require_share(self, "watermark", "[0, 1)")
         budget = self.max_num_batched_tokens

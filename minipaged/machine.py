@@ -114,9 +114,18 @@ def _left_in_group(folder: Path) -> int | None:
 
 def available_memory() -> int:
     """Bytes that a process started now can take without swapping."""
-    available = int(psutil.virtual_memory().available)
-    limited = cgroup_available()
-    return available if limited is None else min(available, limited)
+    limits = (int(psutil.virtual_memory().available), cgroup_available(), addresses_left())
+    return min(limit for limit in limits if limit is not None)
+
+
+def addresses_left() -> int | None:
+    """Bytes of address space that `ulimit -v` or a batch system leave this process; None without a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)
 
 
 def gpu_memory(device: "torch.device") -> tuple[int, int]:

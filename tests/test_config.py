@@ -114,7 +114,7 @@ def test_eos_token_id_may_be_one_several_or_none(eos: Any, ids: tuple[int, ...])
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model_type", "qwen2"),
+        ("model_type", "gemma3"),
         ("model_type", None),
         ("architectures", ["MistralForCausalLM"]),
         ("architectures", ["LlamaForSequenceClassification"]),

@@ -14,6 +14,7 @@ A's 6th token is at position 5: block 5 // 4 = 1 of its table is physical block 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,9 +54,13 @@ class AttentionBatch:
     block_size: int
     max_query_len: int
     max_context_len: int
+    num_blocks_named: int | None = None
+    """Blocks that a cache must have: one more than the highest id named, by a table or a slot. None: found from
+    the tensors, for which a device is waited for; whoever gives it vouches for what `_check` looks at."""
 
     def __post_init__(self) -> None:
-        """Kernels read these tensors through bare addresses: another layout would be garbage to them."""
+        """Kernels read these tensors through bare addresses: another layout would be garbage to them, and what
+        leads out of the cache would be read or written there. Raises ValueError."""
         for name, dtype in LAYOUT:
             tensor = getattr(self, name)
             if tensor.dtype is not dtype or not (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1):
@@ -63,6 +68,49 @@ class AttentionBatch:
                     f"{name} is {tensor.dtype} with strides {tensor.stride()}, "
                     f"it must be {dtype} with dense rows"
                 )
+        self._check_shapes()
+        if self.num_blocks_named is None:
+            object.__setattr__(self, "num_blocks_named", self._check())
+
+    def _check_shapes(self) -> None:
+        num_seqs, num_tokens = self.context_lens.shape[0], self.slot_mapping.shape[0]
+        shapes = {
+            "query_start": (num_seqs + 1,),
+            "context_lens": (num_seqs,),
+            "block_tables": (num_seqs, *self.block_tables.shape[1:2]),
+            "slot_mapping": (num_tokens,),
+            "positions": (num_tokens,),
+        }
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise ValueError(
+                    f"{name} has shape {list(getattr(self, name).shape)}, for {num_seqs} sequences and "
+                    f"{num_tokens} tokens it must be {list(shape)}"
+                )
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}, the least allowed is 1")
+        room = self.block_tables.shape[1] * self.block_size
+        if self.max_context_len > room:
+            raise ValueError(f"max_context_len is {self.max_context_len}, the block tables hold {room}")
+
+    def _check(self) -> int:
+        """The blocks that a cache must have; ValueError for numbers that contradict each other."""
+        starts, lengths = self.query_start.tolist(), self.context_lens.tolist()
+        queries = [last - first for first, last in pairwise(starts)]
+        if starts[0] != 0 or starts[-1] != self.num_tokens or min(queries, default=0) < 0:
+            raise ValueError(f"query_start is {starts}, it must rise from 0 to {self.num_tokens}, the tokens")
+        for name, most, values in (
+            ("max_query_len", self.max_query_len, queries),
+            ("max_context_len", self.max_context_len, lengths),
+        ):
+            if max(values, default=0) > most or min(values, default=0) < 0:
+                raise ValueError(f"{name} is {most}, the lengths are {values}")
+        columns = torch.arange(self.block_tables.shape[1], device=self.block_tables.device) * self.block_size
+        live = self.block_tables[columns < self.context_lens[:, None]]  # what is beyond is never read
+        if live.numel() and int(live.min()) < 0:
+            raise ValueError(f"block id {int(live.min())} in a block table, the least is 0")
+        highest_slot = int(self.slot_mapping.max()) if self.num_tokens else -1
+        return max(int(live.max()) if live.numel() else -1, highest_slot // self.block_size) + 1
 
     @property
     def num_seqs(self) -> int:
@@ -96,8 +144,8 @@ class AttentionBatch:
         The last `query_lens[i]` of the `context_lens[i]` tokens of sequence i are the ones computed in this
         step; `block_lists[i]` holds the ids of its blocks and may be longer than needed.
 
-        Raises ValueError when the lists differ in length, a sequence has more queries than keys, or its
-        blocks cannot hold its keys.
+        Raises ValueError when the lists differ in length, a sequence has more queries than keys, its blocks
+        cannot hold its keys, or an id is no block's.
         """
         if not len(block_lists) == len(query_lens) == len(context_lens):
             raise ValueError(
@@ -111,6 +159,9 @@ class AttentionBatch:
                 raise ValueError(
                     f"sequence {i} has {keys} keys, its {len(blocks)} blocks hold {len(blocks) * block_size}"
                 )
+            for block in blocks[: -(-keys // block_size)]:  # those beyond are never read
+                if not 0 <= block < 2**31:
+                    raise ValueError(f"sequence {i} has the block id {block}, ids are 0 to {2**31 - 1}")
         tables = np.zeros((len(block_lists), max(map(len, block_lists), default=0)), dtype=np.int32)
         for row, blocks in zip(tables, block_lists, strict=True):
             row[: len(blocks)] = blocks
@@ -150,12 +201,32 @@ def new_token_slots(
 
 def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
     """Raise ValueError, with both numbers, unless query, cache and batch fit together."""
-    _, block_size, num_kv_heads, head_size = layer.key.shape
+    num_blocks, block_size, num_kv_heads, head_size = layer.key.shape
     if query.shape[2] != head_size:
         raise ValueError(f"the query's head size is {query.shape[2]}, the cache's {head_size}")
     if batch.block_size != block_size:
         raise ValueError(f"the batch's block size is {batch.block_size}, the cache's {block_size}")
+    if query.shape[0] != batch.num_tokens:
+        raise ValueError(f"the query has {query.shape[0]} rows, the batch {batch.num_tokens} tokens")
+    require_blocks(batch, num_blocks)
     queries_per_kv(query.shape[1], num_kv_heads)
+
+
+def require_blocks(batch: AttentionBatch, num_blocks: int) -> None:
+    """Raise ValueError when the batch names a block that a cache of `num_blocks` does not have."""
+    if batch.num_blocks_named is not None and batch.num_blocks_named > num_blocks:
+        raise ValueError(
+            f"the batch names block {batch.num_blocks_named - 1}, the cache has blocks 0 to {num_blocks - 1}"
+        )
+
+
+def require_slots(layer: "LayerKV", slot_mapping: Tensor) -> None:
+    """Raise IndexError for a slot beyond the cache, before anything is written. A device is waited for."""
+    num_slots = layer.key.shape[0] * layer.key.shape[1]
+    if slot_mapping.numel() and int(slot_mapping.max()) >= num_slots:
+        raise IndexError(
+            f"slot {int(slot_mapping.max())} is to be written, the cache has 0 to {num_slots - 1}"
+        )
 
 
 def queries_per_kv(num_query_heads: int, num_kv_heads: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minipaged.attention.batch import AttentionBatch, queries_per_kv, require_matching
+from minipaged.attention.batch import AttentionBatch, queries_per_kv, require_matching, require_slots
 from minipaged.attention.quantize import is_quantized, quantize_rows
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class ReferenceBackend:
     name = "reference"
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        require_slots(layer, slot_mapping)
         block_size = layer.key.shape[1]
         for token, slot in enumerate(slot_mapping.tolist()):
             if slot < 0:  # padding

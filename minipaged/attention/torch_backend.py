@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minipaged.attention.batch import AttentionBatch, require_matching
+from minipaged.attention.batch import AttentionBatch, require_matching, require_slots
 from minipaged.attention.quantize import dequantize_rows, quantize_rows
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class TorchBackend:
         return self._plan
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        require_slots(layer, slot_mapping)
         if layer.key_scale is None:
             layer.write(slot_mapping, key.to(layer.key.dtype), value.to(layer.value.dtype))
             return

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from minipaged.attention.batch import AttentionBatch, queries_per_kv
+from minipaged.attention.batch import AttentionBatch, queries_per_kv, require_matching, require_slots
 from minipaged.attention.kernels.arguments import decode_tile, keys_per_part
 from minipaged.attention.kernels.copy_blocks import copy_launches
 from minipaged.attention.kernels.decode_combine import decode_combine_launch
@@ -74,15 +74,21 @@ class TritonBackend:
                 "TRITON_INTERPRET=1, set before Python starts, runs the kernels in Triton's interpreter"
             )
         self.target = Target.of(device)
+        self._checked: tuple[Tensor, int] | None = None  # slots found to be in a cache of so many blocks
 
     def write_kv(self, layer: "LayerKV", key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         require_supported(key.dtype, layer.key.dtype, self.target)
+        num_blocks = layer.key.shape[0]
+        if self._checked is None or self._checked[0] is not slot_mapping or self._checked[1] != num_blocks:
+            require_slots(layer, slot_mapping)  # once a step: all its layers bring the same tensor
+            self._checked = slot_mapping, num_blocks
         write_kv_launch(layer, key, value, slot_mapping).run()
 
     def paged_attention(
         self, query: Tensor, layer: "LayerKV", batch: AttentionBatch, *, scale: float
     ) -> Tensor:
         require_supported(query.dtype, layer.key.dtype, self.target)
+        require_matching(query, layer, batch)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if batch.is_decode:
             for launch in decode_launches(output, query, layer, batch, scale, self.target):

@@ -77,6 +77,7 @@ class BatchBuilder:
             block_size=self.block_size,
             max_query_len=max(plan.query_lens),
             max_context_len=longest,
+            num_blocks_named=0,  # the tables are the manager's: nothing here leads out of the pool
         )
         return self._to_device(_new_tokens(plan), np.int64), batch
 

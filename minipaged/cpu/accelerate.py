@@ -67,6 +67,7 @@ def use_compiled_kernels(model: LlamaModel) -> LlamaModel:
     """
     config = model.config
     fits = config.hidden_size % LANES == 0 and config.head_size % (2 * LANES) == 0
+    fits = fits and not (config.attention_bias or config.qk_norm)  # torch serves these
     if model.device.type != "cpu" or model.dtype not in NAMES or not fits:
         return model
     kernels = cpu_kernels.load()

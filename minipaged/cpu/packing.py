@@ -59,7 +59,10 @@ def pack_weights(model: LlamaModel) -> bool:
         return False
     parents = [module for module in model.modules() if not isinstance(module, Linear)]  # hold no weight alive
     for module in parents:
-        for name in [name for name, child in module.named_children() if isinstance(child, Linear)]:
+        # The packed product adds no bias.
+        for name in [
+            n for n, child in module.named_children() if isinstance(child, Linear) and child.bias is None
+        ]:
             setattr(module, name, PackedLinear(getattr(module, name).weight.detach()))
             give_freed_memory_back()  # each time, so that two copies of the model never exist
     return True

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
+from minipaged.engine.text import text_after
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams(temperature=0, max_tokens=256)
@@ -100,19 +101,22 @@ class Chat:
     def _keep(self, turn: Turn, reply: CompletionOutput) -> None:
         """The answer belongs to the conversation from now on, and its ids to what was sent and received."""
         self.messages = [*turn.messages, {"role": "assistant", "content": reply.text}]
-        kept = self._ids_of_text(reply)
+        kept = self._ids_of_text(turn.token_ids, reply)
         self._token_ids = turn.token_ids + kept
         self._text = turn.rendered + (reply.text if kept else "")
 
     def _encode(self, rendered: str) -> list[int]:
-        """Token ids of the rendered conversation, the known ones as they were."""
-        if rendered.startswith(self._text):
+        """Token ids of the rendered conversation, the known ones as they were.
+
+        Only a byte-level vocabulary reads a part of a text as it reads the whole: others put a space before it.
+        """
+        if rendered.startswith(self._text) and self._tokenizer.token_bytes(0) is not None:
             return self._token_ids + self._tokenizer.encode(rendered[len(self._text) :])
         return self._tokenizer.encode(rendered)  # a template that rewrites earlier turns
 
-    def _ids_of_text(self, reply: CompletionOutput) -> list[int]:
-        """The reply's token ids, less an ending token, if they stand for just its text; or none."""
+    def _ids_of_text(self, prompt: list[int], reply: CompletionOutput) -> list[int]:
+        """The reply's token ids, less an ending token, if after `prompt` they add just its text; or none."""
         for token_ids in (list(reply.token_ids), list(reply.token_ids[:-1])):
-            if self._tokenizer.decode(token_ids, skip_special_tokens=False) == reply.text:
+            if text_after(self._tokenizer, prompt, token_ids) == reply.text:
                 return token_ids
         return []

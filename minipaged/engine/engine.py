@@ -55,7 +55,14 @@ class Engine:
         device = torch.device(device)
         self.pool = BlockPool(num_blocks, enable_prefix_caching=cache_config.enable_prefix_caching)
         spec = KVSpec.from_model(model.config, cache_config.dtype)
-        self.storage = KVStorage(spec, num_blocks, block_size, device=device)
+        try:
+            self.storage = KVStorage(spec, num_blocks, block_size, device=device)
+        except (RuntimeError, MemoryError) as error:  # in an allocator's words
+            size = num_blocks * spec.bytes_per_block(block_size) >> 20
+            raise ValueError(
+                f"{num_blocks} blocks of {block_size} tokens take {size} MiB, which {device} refused: "
+                "give a smaller kv_memory or num_blocks"
+            ) from error
         host_blocks = cache_config.num_host_blocks
         swap = SwapSpace.create(self.pool, self.storage, host_blocks) if host_blocks else None
         self.manager = KVCacheManager(self.pool, block_size, config.max_num_seqs, swap)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -72,7 +73,9 @@ class InputProcessor:
         request = Request(request_id, text, token_ids, params, RequestMetrics(self._clock()), salt)
         entropy = self._next_entropy()
         for index in range(params.n):
-            output = OutputState(self.tokenizer, params, self.model_config.eos_token_ids, max_tokens)
+            output = OutputState(
+                self.tokenizer, params, self.model_config.eos_token_ids, max_tokens, token_ids
+            )
             sampling = SamplingState.make(
                 request_id,
                 params,
@@ -137,10 +140,21 @@ def parse_prompt(
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give token ids instead of text")
         token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens and len(token_ids) > 1 and token_ids[0] == token_ids[1]:
+            _warn_of_doubled(token_ids[0], tokenizer)
     ids = [_token_id(token, vocab_size) for token in token_ids]
     if not ids:
         raise ValueError("prompt has 0 tokens, at least 1 is needed")
     return text, ids, salt
+
+
+def _warn_of_doubled(token_id: int, tokenizer: EngineTokenizer) -> None:
+    if token_id in tokenizer.special_token_ids:
+        warnings.warn(
+            f"the prompt begins with the special token {token_id} twice. A text that a chat template wrote has it "
+            "already: give the messages to `chat`, or `tokenizer.encode(text)` as prompt_token_ids",
+            stacklevel=2,
+        )
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -163,6 +177,13 @@ def one_for_each(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
     """The settings of each prompt, where one may be given for all, or none."""
+    if isinstance(sampling_params, SamplingParams) and num_prompts > 1:
+        if sampling_params.seed is not None and sampling_params.temperature > 0:
+            warnings.warn(
+                f"seed {sampling_params.seed} is given once for {num_prompts} prompts: all of them draw the same "
+                "random numbers, so equal prompts get equal answers. Give a list of SamplingParams, or no seed",
+                stacklevel=3,
+            )
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
     if not isinstance(sampling_params, (list, tuple)):

@@ -6,14 +6,14 @@ Names and meanings of the outputs are vLLM's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Reversible
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 from minipaged.core.request import Request, RequestMetrics, Sequence, Status, StepPlan
 from minipaged.core.sampler import Logprob
 from minipaged.core.scheduler import Scheduler
-from minipaged.engine.text import OutputState, TextTokenizer
+from minipaged.engine.text import Detokenizer, OutputState, TextTokenizer, make_detokenizer
 from minipaged.sampling_params import RequestOutputKind
 
 TRACE_LENGTH = 100_000  # steps kept; older ones are dropped
@@ -105,8 +105,9 @@ def make_output(request: Request, tokenizer: TextTokenizer | None) -> RequestOut
     params = request.params
     asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
     if asks_for_logprobs and tokenizer is not None and params.detokenize:
-        for entry in (request.prompt_logprobs, *[sequence.logprobs for sequence in request.sequences]):
-            _name_tokens(entry or (), tokenizer)
+        _name_prompt_tokens(request, tokenizer)
+        for sequence in request.sequences:
+            _name_tokens(sequence, tokenizer)
     make_completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
     return RequestOutput(
         request_id=request.request_id,
@@ -120,13 +121,44 @@ def make_output(request: Request, tokenizer: TextTokenizer | None) -> RequestOut
     )
 
 
-def _name_tokens(entries: Reversible[dict[int, Logprob] | None], tokenizer: TextTokenizer) -> None:
-    """Give the entries that are new since the last call, at the end of the list, the text of their tokens."""
-    for entry in reversed(entries):
-        for token_id, logprob in (entry or {}).items():
-            if logprob.decoded_token is not None:
-                return
-            logprob.decoded_token = tokenizer.decode([token_id], skip_special_tokens=False)
+def _name_prompt_tokens(request: Request, tokenizer: TextTokenizer) -> None:
+    """Give each entry of the prompt the text of its tokens, once all entries are there."""
+    entries, ids = request.prompt_logprobs or [], request.prompt_token_ids
+    if len(entries) == len(ids) and (len(entries) < 2 or _is_named(entries[1])):
+        return
+    detokenizer = make_detokenizer(tokenizer, False, ids[:1])
+    for entry, token_id in zip(entries[1:], ids[1:], strict=False):
+        _name_entry(entry or {}, token_id, detokenizer)
+
+
+def _name_tokens(sequence: Sequence, tokenizer: TextTokenizer) -> None:
+    """Give the entries that are new since the last call the text of their tokens.
+
+    That is what each token adds to the text before it: "" while a character is incomplete. One that stays
+    incomplete at the end belongs to the last token.
+    """
+    entries, output = sequence.logprobs or [], _text_of(sequence)
+    if not entries or _is_named(entries[-1]):
+        return
+    if output.namer is None:
+        output.namer = make_detokenizer(tokenizer, False, sequence.request.prompt_token_ids)
+    first = next(index for index, entry in enumerate(entries) if not _is_named(entry))
+    for entry, token_id in zip(entries[first:], output.token_ids[first:], strict=False):
+        _name_entry(entry, token_id, output.namer)
+    if output.finish_reason is not None:
+        last = entries[-1][output.token_ids[len(entries) - 1]]
+        last.decoded_token = (last.decoded_token or "") + output.namer.flush()
+
+
+def _is_named(entry: dict[int, Logprob] | None) -> bool:
+    return all(logprob.decoded_token is not None for logprob in (entry or {}).values())
+
+
+def _name_entry(entry: dict[int, Logprob], chosen: int, detokenizer: Detokenizer) -> None:
+    names = {token_id: detokenizer.preview(token_id) for token_id in entry}
+    detokenizer.feed(chosen)
+    for token_id, name in names.items():
+        entry[token_id].decoded_token = name
 
 
 def _text_of(sequence: Sequence) -> OutputState:

@@ -2,9 +2,12 @@
 
 Token ids become text piece by piece, never half a character. A character may span tokens: an emoji is four
 bytes, and a byte-level vocabulary cuts them anywhere. So a decoder per sequence keeps the bytes of an
-incomplete character until it is whole. All pieces joined are exactly the text of all the ids decoded at once.
-(One exception: with a byte-fallback vocabulary a byte that belongs to no character spoils whole characters
-before it as well; those that have been given out by then stay.)
+incomplete character until it is whole. And the text of a token depends on what comes before it: SentencePiece
+drops the space of the very first token, but not of the first after a prompt. So a decoder begins with the end
+of the prompt, and the prompt's text and all pieces joined are exactly the text of all the ids decoded at
+once; a character that the prompt leaves incomplete belongs to the pieces. (One exception: with a byte-fallback
+vocabulary a byte that belongs to no character spoils whole characters before it as well; those that have been
+given out by then stay.)
 
 When it ends, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left
 out of the text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts
@@ -20,6 +23,7 @@ from typing import Protocol
 
 from minipaged.sampling_params import SamplingParams
 
+CONTEXT = 8  # tokens of the prompt that a decoder begins with
 REPLACEMENT = "\ufffd"  # bytes that are no character decode to it
 
 
@@ -47,12 +51,35 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """Text of what is still held, once no more tokens come: a cut character gives U+FFFD."""
 
+    def preview(self, token_id: int, /) -> str:
+        """What `feed` would give for this token, which is not fed."""
 
-def make_detokenizer(tokenizer: TextTokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """The one that suits the vocabulary."""
+
+def make_detokenizer(
+    tokenizer: TextTokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+) -> Detokenizer:
+    """The one that suits the vocabulary, for the tokens that follow `prompt`."""
     skipped = frozenset(tokenizer.special_token_ids if skip_special_tokens else ())
     by_bytes = tokenizer.token_bytes(0) is not None
-    return ByteDetokenizer(tokenizer, skipped) if by_bytes else WindowDetokenizer(tokenizer, skipped)
+    kind = ByteDetokenizer if by_bytes else WindowDetokenizer
+    return kind(tokenizer, skipped, last_of(prompt, skipped))
+
+
+def last_of(token_ids: Sequence[int], skipped: Collection[int]) -> list[int]:
+    """The last few of `token_ids` that have a text: enough to hold a cut character and what is before it."""
+    found: list[int] = []
+    for token_id in reversed(token_ids):
+        if len(found) == CONTEXT:
+            break
+        if token_id not in skipped:
+            found.append(token_id)
+    return found[::-1]
+
+
+def text_after(tokenizer: TextTokenizer, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
+    """What `token_ids` add to the text of `prompt`, special tokens shown."""
+    detokenizer = make_detokenizer(tokenizer, False, prompt)
+    return detokenizer.feed(*token_ids) + detokenizer.flush()
 
 
 class ByteDetokenizer:
@@ -61,10 +88,13 @@ class ByteDetokenizer:
     Bytes that can belong to no character give U+FFFD at once; a real U+FFFD is three bytes like any other.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, skipped: Collection[int], context: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._held = b""  # of a character under way
+        self.feed(*context)
 
     def feed(self, *token_ids: int) -> str:
         pieces = [self._held]
@@ -80,37 +110,50 @@ class ByteDetokenizer:
         held, self._held = self._held, b""
         return held.decode(errors="replace")
 
+    def preview(self, token_id: int) -> str:
+        held = self._held
+        try:
+            return self.feed(token_id)
+        finally:
+            self._held = held
+
 
 class WindowDetokenizer:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
-    The window starts one piece before the new tokens, so that they are decoded in their context. Text that
-    ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
-    its last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
+    The window starts one piece before the new tokens (at first with the end of the prompt), so that they are
+    decoded in their context. Text that ends in U+FFFD may be an incomplete character and is held back. A
+    character has at most three bytes before its last: beyond three tokens only three U+FFFD are held, so that
+    invalid bytes do not block the text.
     """
 
     HELD = 3
 
-    def __init__(self, tokenizer: TextTokenizer, skipped: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, skipped: Collection[int], context: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
-        self._window: list[int] = []
-        self._context = 0  # tokens of the window whose text was given out
-        self._shown = 0  # characters of the window's text that were given out
+        # Tokens of the window, how many of them have been given out, and the characters of those.
+        self._window, self._context = list(context), len(context)
+        text = self._text(self._window)
+        while text.endswith(REPLACEMENT) and 0 < self._context > len(context) - self.HELD:
+            self._context -= 1  # a character that the prompt leaves incomplete is still to come
+            text = self._text(self._window[: self._context])
+        self._shown = len(text)
 
     def feed(self, *token_ids: int) -> str:
-        self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
-        text = self._text(self._window)
+        window = self._window + [token_id for token_id in token_ids if token_id not in self._skipped]
+        text = self._text(window)  # may raise: nothing has changed then
         end = len(text)
         if text.endswith(REPLACEMENT):
-            pending = len(self._window) - self._context
+            pending = len(window) - self._context
             end = self._shown if pending <= self.HELD else max(self._shown, len(text) - self.HELD)
-        piece = text[self._shown : end]
-        self._shown = end
+        piece, shown, context = text[self._shown : end], end, self._context
         if piece and end == len(text):
-            del self._window[: self._context]
-            self._context = len(self._window)
-            self._shown = len(self._text(self._window))
+            window = window[context:]
+            context, shown = len(window), len(self._text(window))
+        self._window, self._shown, self._context = window, shown, context
         return piece
 
     def flush(self) -> str:
@@ -118,6 +161,13 @@ class WindowDetokenizer:
         piece = text[self._shown :]
         self._shown = len(text)
         return piece
+
+    def preview(self, token_id: int) -> str:
+        before = self._window, self._shown, self._context
+        try:
+            return self.feed(token_id)
+        finally:
+            self._window, self._shown, self._context = before
 
     def _text(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -141,17 +191,21 @@ class OutputState:
         params: SamplingParams,
         eos_token_ids: Sequence[int],
         max_tokens: int,
+        prompt: Sequence[int] = (),
     ):
         """
         Args:
             tokenizer: None gives no text.
+            prompt: the token ids before it, which its text is a continuation of.
             max_tokens: tokens this sequence may have, `params.max_tokens` and the context limit both heeded.
         """
         if params.stop_strings and tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer, the model has none: stop={params.stop_strings}")
-        self._detokenizer: Detokenizer | None = None
+        self._detokenizer: Detokenizer | None = None  # made when the first text is asked for
+        self._source: tuple[TextTokenizer, bool, Sequence[int]] | None = None
+        self.namer: Detokenizer | None = None  # of the texts beside log-probabilities
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
+            self._source = tokenizer, params.skip_special_tokens, prompt
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._ends = self._stop_ids if params.ignore_eos else self._stop_ids.union(eos_token_ids)
         self._stop_strings = params.stop_strings
@@ -216,8 +270,10 @@ class OutputState:
         A token that ended the output is fed only if the caller wants to see it. Each part of the text is
         stored before the next is asked for: if the tokenizer raises then, no text is lost or given twice.
         """
-        if self._detokenizer is None or self._num_fed > len(self.token_ids):
+        if self._source is None or self._num_fed > len(self.token_ids):
             return
+        if self._detokenizer is None:
+            self._detokenizer = make_detokenizer(*self._source)
         last_is_end = self.finish_reason == "stop" and self._cut is None
         stop = len(self.token_ids) - (last_is_end and not self._keep_stop)
         if self._num_fed < stop:

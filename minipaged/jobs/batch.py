@@ -52,7 +52,7 @@ def run_job(
     """Serve every line of `source` that has no result in `target` yet.
 
     settings: what the answers depend on besides the lines, as plain data; with `sampling` and `seed`. A
-        job goes on only under the same settings.
+        job goes on only under the same settings. A line that got an error and was corrected since is served.
     chunk: results that are written at once. A job that is killed loses at most the last chunk.
     on_progress: called with the number of lines done, after each chunk.
 
@@ -64,8 +64,9 @@ def run_job(
     if target.exists() and target.samefile(source):
         raise ValueError(f"{source} cannot be read and written at once: name another file for the results")
     with ResultFile(target) as results:
-        before = len(results.done)
         total = _require_same_job(source, results, settings)
+        _forget_mended(source, results, settings)
+        before = len(results.done)
         on_progress(before, total)
         todo = (item for item in read_tasks(source, settings) if item.line not in results.done)
         counts = [0, 0, 0]
@@ -79,12 +80,13 @@ def run_job(
 
 
 def _require_same_job(source: Path, results: ResultFile, settings: Mapping[str, Any]) -> int:
-    """The number of lines; ValueError unless every result belongs to a line as it stands now."""
+    """The number of lines; ValueError unless every answer belongs to a line as it stands now. (Where the result
+    is an error, the line may have been mended.)"""
     total, unseen = 0, set(results.done)
     for number, key, _ in keyed_lines(source, settings):
         total += 1
         unseen.discard(number)
-        if results.done.get(number, key) != key:
+        if number not in results.errors and results.done.get(number, key) != key:
             raise ValueError(
                 f"{results.path} has a result for line {number} of {source}, but for other text or under "
                 "other settings: give the old ones, or another file for the results"
@@ -92,6 +94,14 @@ def _require_same_job(source: Path, results: ResultFile, settings: Mapping[str, 
     if unseen:
         raise ValueError(f"{results.path} has a result for line {min(unseen)}, which {source} does not have")
     return total
+
+
+def _forget_mended(source: Path, results: ResultFile, settings: Mapping[str, Any]) -> None:
+    """Have the lines served again whose result is an error, and that were changed, or whose id is free now."""
+    if results.errors:
+        for item in read_tasks(source, settings):
+            if item.line in results.errors and results.done[item.line] != item.key:
+                results.forget(item.line)
 
 
 def _serve_good(items: Iterator[Task | BadLine], serve: Serve) -> Generator[Result]:

@@ -67,6 +67,10 @@ class LineError(ValueError):
     """What is wrong with a line; the message is for the person who wrote it."""
 
 
+class TakenId(LineError):
+    """The id is that of another line."""
+
+
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes) of each line that is not blank, without its end; CRLF and a BOM are taken off.
 
@@ -108,6 +112,9 @@ def read_tasks(path: Path, settings: Mapping[str, Any]) -> Iterator[Task | BadLi
             values = parse_line(raw)
             own_id = _checked_id(values, first_use, number)
             yield Task(number, own_id, key, _prompt_of(values), _sampling_of(values, settings))
+        except TakenId as error:  # not of this line alone, so its key is not either
+            key = hashlib.blake2b(f"{key} {error}".encode(), digest_size=8).hexdigest()
+            yield BadLine(number, own_id, key, str(error))
         except LineError as error:
             yield BadLine(number, own_id, key, str(error))
 
@@ -151,7 +158,7 @@ def _checked_id(values: Mapping[str, Any], first_use: dict[str, int], number: in
     except UnicodeEncodeError:
         raise LineError(f"'id' is not valid Unicode: {found!r}") from None
     if name in first_use:
-        raise LineError(f"id {name} is taken: line {first_use[name]} has it")
+        raise TakenId(f"id {name} is taken: line {first_use[name]} has it")
     first_use[name] = number
     return found
 

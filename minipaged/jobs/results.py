@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,19 +21,23 @@ except ImportError:  # Windows; there nothing keeps a second job away
     fcntl = None  # type: ignore[assignment]
 
 START = b'{"line": '
-"""How every result begins: so a half-written one is told from somebody else's text."""
+HALF_LINE = re.compile(rb'\{"line": [1-9]\d*, "id": ')
+HALF_START = re.compile(rb'\{"line": [1-9]\d*(,( ("(i(d("(: ?)?)?)?)?)?)?)?')
+"""How every result begins, and how it begins when it was cut short: so a half-written one is told from somebody
+else's text. A file of nothing but a shorter beginning might be anybody's, and is left alone."""
 
 
 class ResultFile:
     """The results so far, and the way to add more.
 
     Attributes:
-        done: line of the input -> key of the line that was answered.
-        num_errors: how many of the results are errors.
+        done: line of the input -> key of the line that has a result.
+        errors: lines whose result is an error. Such a line may be served again: its last result counts.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, cut off a half-written last line, and read what is done.
+        """Open or create the file and read what is done. A half-written last line is cut off by the first
+        `append`.
 
         Raises ValueError, before anything is changed, when another job has it open or when it holds
         something that is no result.
@@ -43,7 +48,7 @@ class ResultFile:
             )
         self.path = path
         self.done: dict[int, str] = {}
-        self.num_errors = 0
+        self.errors: set[int] = set()
         self._file = path.open("a+b")
         try:
             self._lock()
@@ -59,12 +64,26 @@ class ResultFile:
         """
         new = {result["line"]: result for result in results if result["line"] not in self.done}
         lines = [json.dumps(result, ensure_ascii=False) + "\n" for result in new.values()]
+        self._file.seek(0, os.SEEK_END)
+        if self._half and lines:
+            self._file.truncate(self._file.tell() - self._half)
+            self._half = 0
         self._file.write("".join(lines).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
         for result in new.values():
             self._note(result)
         return len(new)
+
+    def forget(self, line: int) -> None:
+        """The result of this line, an error, holds no more: it is to be served again."""
+        self.errors.remove(line)
+        del self.done[line]
+
+    @property
+    def num_errors(self) -> int:
+        """How many lines have an error for a result."""
+        return len(self.errors)
 
     def __enter__(self) -> Self:
         return self
@@ -84,16 +103,17 @@ class ResultFile:
 
     def _recover(self) -> None:
         self._file.seek(0)
-        end = 0
+        self._half = 0  # bytes of a line that was never finished
         for number, raw in enumerate(self._file, start=1):
-            if not raw.endswith(b"\n"):
-                if not (raw.startswith(START) or START.startswith(raw)):
-                    raise ValueError(f"{self.path}, line {number} is no result: is it another file?")
-                self._file.truncate(end)
-                os.fsync(self._file.fileno())
-                return
-            self._note(self._parse(raw, number))
-            end += len(raw)
+            if raw.endswith(b"\n"):
+                self._note(self._parse(raw, number))
+                continue
+            is_ours = HALF_LINE.match(raw)
+            if number > 1 and not is_ours:
+                is_ours = START.startswith(raw) or HALF_START.fullmatch(raw)
+            if not is_ours:
+                raise ValueError(f"{self.path}, line {number} is no result: is it another file?")
+            self._half = len(raw)
 
     def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
         try:
@@ -102,7 +122,7 @@ class ResultFile:
                 raise TypeError
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{self.path}, line {number} is no result: is it another file?") from None
-        if result["line"] in self.done:
+        if result["line"] in self.done and result["line"] not in self.errors:
             raise ValueError(
                 f"{self.path}, line {number} answers line {result['line']} of the input a second time"
             )
@@ -110,4 +130,4 @@ class ResultFile:
 
     def _note(self, result: Mapping[str, Any]) -> None:
         self.done[result["line"]] = result["key"]
-        self.num_errors += "error" in result
+        (self.errors.add if "error" in result else self.errors.discard)(result["line"])

@@ -11,6 +11,11 @@ class ModelLoadError(ValueError):
     """A model cannot be loaded. The message names the file or model and the reason."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust gave up. Its exception is no `Exception`, but says no more than one."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Turn any failure inside into a ModelLoadError that starts with `path`.
@@ -21,7 +26,9 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except ModelLoadError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         # A ValueError speaks for itself; "'<' not supported" or "5" need to say what they are.
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ModelLoadError(f"{path}: {kind}{error}") from error

@@ -7,14 +7,21 @@ from dataclasses import fields
 from typing import Any
 
 from minipaged.config import ModelConfig, RopeScaling, token_ids
+from minipaged.model.families import FAMILIES, Family
 
 
 def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """Read the dictionary in a Hugging Face `config.json`; raise ValueError for what is not supported.
 
-    Fields that a Llama config may leave out take the defaults that `transformers` gives them.
+    Fields that a config may leave out take the defaults that `transformers` gives them.
     """
-    _refuse_unsupported(config)
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        supported = ", ".join(map(repr, FAMILIES))
+        raise ValueError(f"model_type is {kind!r}, supported are {supported}")
+    config = {**family.defaults, **config}
+    _refuse_unsupported(config, family)
     for name in (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     ):  # fmt: skip
@@ -35,6 +42,8 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
         rope_theta=_given(rope, "rope_theta", 10000.0),
         rope_scaling=_llama3_scaling(rope),
         tie_word_embeddings=_given(config, "tie_word_embeddings", False),
+        attention_bias=family.attention_bias,
+        qk_norm=family.qk_norm,
         eos_token_ids=token_ids(config.get("eos_token_id")),
         bos_token_id=config.get("bos_token_id"),
     )
@@ -54,18 +63,15 @@ def _head_size(config: Mapping[str, Any]) -> Any:
     return hidden_size // heads
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     """Raise ValueError if a field asks for a computation that `LlamaModel` does not do."""
-    if config.get("model_type") != "llama":
-        raise ValueError(f"model_type is {config.get('model_type')!r}, supported is 'llama'")
-    architectures = _given(config, "architectures", ["LlamaForCausalLM"])
-    if architectures != ["LlamaForCausalLM"]:
-        raise ValueError(f"architectures is {architectures!r}, supported is ['LlamaForCausalLM']")
+    architectures = _given(config, "architectures", [family.architecture])
+    if architectures != [family.architecture]:
+        raise ValueError(f"architectures is {architectures!r}, supported is [{family.architecture!r}]")
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
-        "attention_bias": (False,),
+        "attention_bias": (True, False) if family.attention_bias else (False,),  # Qwen2 does not ask it
         "mlp_bias": (False,),
-        "sliding_window": (),
         "quantization_config": (),
         "rope_interleaved": (False,),
         "partial_rotary_factor": (1,),
@@ -74,9 +80,19 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         value = config.get(name)
         if value is not None and value not in values:
             raise ValueError(f"{name} is {value!r}, supported is {values[0] if values else None!r}")
+    window, longest = config.get("sliding_window"), _given(config, "max_position_embeddings", 2048)
+    if window is not None and config.get("use_sliding_window", True) and not _reaches(window, longest):
+        raise ValueError(
+            f"sliding_window is {window!r}, supported is None or at least max_position_embeddings ({longest!r})"
+        )
     layer_types = _given(config, "layer_types", [])
     if any(kind != "full_attention" for kind in layer_types):
         raise ValueError(f"layer_types is {layer_types!r}, supported is 'full_attention' in every layer")
+
+
+def _reaches(window: Any, longest: Any) -> bool:
+    """Whether a window holds the longest context: then it changes nothing."""
+    return isinstance(window, int) and isinstance(longest, int) and window >= longest
 
 
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:

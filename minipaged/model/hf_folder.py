@@ -6,8 +6,8 @@ Never pickle: a `.bin` file runs the code it contains when it is opened.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minipaged.config import ModelConfig, token_ids
 from minipaged.model.errors import ModelLoadError, naming
+from minipaged.model.files import MOST_TOKENIZER, is_there, read_json, read_optional_json, read_text
 from minipaged.model.hf_config import config_from_hf
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.model.weights import StoredTensor, refuse_names
@@ -26,25 +27,17 @@ CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.sa
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # A shard lies in the model's folder: its name may not lead elsewhere.
 SHARD_NAME = re.compile(r"[\w.\-]+\.safetensors")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises ModelLoadError that names the file."""
-    with naming(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"holds {type(content).__name__}, a JSON object is needed")
-    return content
-
-
-def read_optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+# Tensors that older checkpoints hold and everybody computes anew: the rotary tables.
+DERIVED = re.compile(r"(^|\.)rotary_emb\.(original_)?(inv_freq|cos_cached|sin_cached)$")
+# Names of special tokens in tokenizer_config.json, as transformers has them.
+TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The model's shape, with the end-of-sequence ids of both `config.json` and `generation_config.json`."""
     path = folder / CONFIG
-    if not path.exists():
+    if not is_there(path):
         raise ModelLoadError(f"{folder}: no {CONFIG}, so this is no model folder")
     fields = read_json(path)
     with naming(path):
@@ -62,9 +55,9 @@ def with_eos_tokens(config: ModelConfig, more: tuple[int, ...]) -> ModelConfig:
 
 def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder's safetensors, unread; ModelLoadError names the file at fault."""
-    if (folder / SINGLE).exists():
+    if is_there(folder / SINGLE):
         return _open_shard(folder / SINGLE)
-    if not (folder / INDEX).exists():
+    if not is_there(folder / INDEX):
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
         if pickles:
             raise ModelLoadError(
@@ -93,15 +86,19 @@ def _read_index(path: Path) -> dict[str, set[str]]:
                 raise ValueError(
                     f"tensor {name} is said to be in {shard!r}, not a safetensors file of this folder"
                 )
-            shards.setdefault(shard, set()).add(name)
+            if not DERIVED.search(name):
+                shards.setdefault(shard, set()).add(name)
     return shards
 
 
 def _open_shard(path: Path) -> dict[str, StoredTensor]:
+    is_there(path)  # what is no plain file is refused here, what is missing below
     with naming(path):
         file = safe_open(path, framework="pt")
         stored = {}
         for name in file.keys():  # noqa: SIM118  (not a dict)
+            if DERIVED.search(name):
+                continue
             view = file.get_slice(name)
             if view.get_dtype() not in FLOAT_DTYPES:
                 raise ValueError(
@@ -116,21 +113,72 @@ def _read(file: Any, name: str) -> Tensor:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The folder's tokenizer, None if it has no `tokenizer.json`."""
+    """The folder's tokenizer, None if it has no `tokenizer.json`.
+
+    What stands beside it counts as it does for transformers: tokens that only `tokenizer_config.json`,
+    `added_tokens.json` or `special_tokens_map.json` know.
+    """
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not is_there(path):
         return None
+    text = read_text(path, MOST_TOKENIZER)
     with naming(path):
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_str(text)
     path = folder / "tokenizer_config.json"
     settings = read_optional_json(path)
+    if "added_tokens_decoder" not in settings:  # older folders keep a part of it in two files more
+        settings = settings | read_optional_json(folder / "special_tokens_map.json")
+        more = folder / "added_tokens.json"
+        with naming(more):
+            settings["added_tokens_decoder"] = {id: text for text, id in read_optional_json(more).items()}
     named = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
     template_tokens = {name: text for name, text in named.items() if text is not None}
-    template, template_path = _find_template(folder, settings)
     with naming(path):
-        eos = _ids_of(backend, template_tokens.get("eos_token"))
-    with naming(template_path):
-        return Tokenizer(backend, eos_token_ids=eos, template_tokens=template_tokens, chat_template=template)
+        eos_token = template_tokens.get("eos_token")
+        _add_tokens(backend, settings)
+        eos = _ids_of(backend, eos_token)
+    return Tokenizer(
+        backend,
+        eos_token_ids=eos,
+        template_tokens=template_tokens,
+        chat_template=_find_template(folder, settings),
+    )
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Add the tokens that `settings` know, in transformers' order: those with an id, then the named ones."""
+    known = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
+    decoder = settings["added_tokens_decoder"]
+    if not isinstance(decoder, Mapping):
+        raise ValueError(f"added_tokens_decoder is {decoder!r}, an object is needed")
+    special = {_token_text(settings.get(name)) for name in NAMED_TOKENS}
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    more = list(more.values() if isinstance(more, Mapping) else more)
+    special |= {_token_text(value) for value in more}
+    stated = {int(id): _added_token(value, special) for id, value in decoder.items()}
+    tokens = {token.content: token for _, token in sorted(stated.items()) if token.content not in known}
+    for value in (*(settings.get(name) for name in NAMED_TOKENS), *more):
+        text = _token_text(value)
+        if text is not None and text not in known and text not in tokens:
+            if value is settings.get("eos_token") and backend.token_to_id(text) is None:
+                raise ValueError(f"eos_token {text!r} is not in the vocabulary")
+            tokens[text] = _added_token(value, special)
+    backend.add_tokens(list(tokens.values()))
+    for id, token in stated.items():
+        if backend.token_to_id(token.content) != id:
+            raise ValueError(
+                f"token {token.content!r} is said to have id {id}, with tokenizer.json it has "
+                f"{backend.token_to_id(token.content)}"
+            )
+
+
+def _added_token(value: Any, special: Collection[str | None]) -> tokenizers.AddedToken:
+    """A token as a string, or as an object that says how it is found in a text."""
+    fields = dict(value) if isinstance(value, Mapping) else {"content": value}
+    is_special = fields.get("special", fields.get("content") in special)
+    options = {name: fields[name] for name in TOKEN_OPTIONS if name in fields}
+    options.setdefault("normalized", not is_special)
+    return tokenizers.AddedToken(fields["content"], special=is_special, **options)
 
 
 def _token_text(value: Any) -> str | None:
@@ -148,19 +196,13 @@ def _ids_of(backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, 
     return (id,)
 
 
-def _find_template(folder: Path, settings: dict[str, Any]) -> tuple[str | None, Path]:
-    """The chat template and the file it is from: `chat_template.jinja` before `tokenizer_config.json`."""
+def _find_template(folder: Path, settings: Mapping[str, Any]) -> Any:
+    """The chat template: `chat_template.jinja` before `tokenizer_config.json`. Whoever uses it checks it."""
     path = folder / "chat_template.jinja"
-    if path.exists():
-        with naming(path):
-            return path.read_text(encoding="utf-8"), path
-    path = folder / "tokenizer_config.json"
+    if is_there(path):
+        return read_text(path)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several by name; the one for plain chat is "default"
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
-    if template is not None and not isinstance(template, str):
-        raise ModelLoadError(
-            f"{path}: chat_template is of type {type(template).__name__}, a string is needed"
-        )
-    return template, path
+    return template

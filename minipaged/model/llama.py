@@ -1,4 +1,6 @@
-"""A Llama in plain torch, reading and writing its keys and values through paged attention.
+"""A Llama in plain torch, or a model that differs from it by a line (see families.py).
+
+It reads and writes its keys and values through paged attention.
 
 All sequences of a step lie end to end in one row of T tokens: there is no batch dimension and no padding.
 Only the attention backend knows where one sequence ends and the next begins; every other layer treats each
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minipaged.attention.batch import require_blocks
 from minipaged.config import ModelConfig, RopeScaling
 
 if TYPE_CHECKING:
@@ -45,14 +48,14 @@ class Embedding(nn.Module):
 
 
 class Linear(nn.Module):
-    """Multiply rows by a weight of shape [out_features, in_features]; Llama has no biases."""
+    """Multiply rows by a weight of shape [out_features, in_features]; Llama adds no bias, Qwen2 one."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)  # [T, in_features] -> [T, out_features]
+        return F.linear(x, self.weight, self.bias)  # [T, in_features] -> [T, out_features]
 
 
 def new_linear(in_features: int, out_features: int, dtype: torch.dtype, device: Device) -> Linear:
@@ -122,6 +125,13 @@ class Attention(nn.Module):
         self.scale = config.head_size**-0.5
         heads = config.num_query_heads + 2 * config.num_kv_heads
         self.qkv_proj = new_linear(config.hidden_size, heads * config.head_size, dtype, device)
+        if config.attention_bias:
+            self.qkv_proj.bias = empty_weight(heads * config.head_size, dtype=dtype, device=device)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps, dtype, device)
+            self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps, dtype, device)
         self.o_proj = new_linear(config.num_query_heads * config.head_size, config.hidden_size, dtype, device)
 
     def forward(
@@ -135,6 +145,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         num_tokens = x.shape[0]
         heads = self.qkv_proj(x).view(num_tokens, -1, self.head_size)  # [T, query + key + value heads, D]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key, value = heads.split(
+                (self.num_query_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+            )
+            heads = torch.cat((self.q_norm(query), self.k_norm(key), value), dim=1)
         turned, value = heads.split((self.num_query_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         query, key = rotate(turned, cos, sin).split((self.num_query_heads, self.num_kv_heads), dim=1)
         # Write before reading: a token attends to itself too.
@@ -213,6 +228,7 @@ class LlamaModel(nn.Module):
         token_ids: int64 [T], the new tokens of all sequences end to end, as `batch` describes them.
         Returns [T, hidden_size] in the model's dtype.
         """
+        require_blocks(batch, storage.num_blocks)  # before a layer writes
         x = self.embed_tokens(token_ids)  # [T, hidden]
         cos, sin = self.rotary(batch.positions)
         for index, layer in enumerate(self.layers):

@@ -40,7 +40,9 @@ def random_llama(
     generator = torch.Generator().manual_seed(seed)
     for name, slot in weight_slots(model).items():
         values = torch.randn(slot.shape, generator=generator)
-        if slot.ndim == 1:
+        if name.endswith(".bias"):
+            values = 0.5 * values
+        elif slot.ndim == 1:
             values = 1 + 0.1 * values  # norms
         elif name != "model.embed_tokens.weight":
             values = values * slot.shape[1] ** -0.5

@@ -5,6 +5,7 @@ Checkpoints name their tensors as Hugging Face does. The GGUF reader translates 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -30,20 +31,25 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape, (out, in) for a matrix, of every weight that a checkpoint of this model must hold."""
     hidden, query_rows = config.hidden_size, config.num_query_heads * config.head_size
     kv_rows, intermediate = config.num_kv_heads * config.head_size, config.intermediate_size
-    layer = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (query_rows, hidden),
-        "self_attn.k_proj": (kv_rows, hidden),
-        "self_attn.v_proj": (kv_rows, hidden),
-        "self_attn.o_proj": (hidden, query_rows),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (query_rows, hidden),
+        "self_attn.k_proj.weight": (kv_rows, hidden),
+        "self_attn.v_proj.weight": (kv_rows, hidden),
+        "self_attn.o_proj.weight": (hidden, query_rows),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (intermediate, hidden),
+        "mlp.up_proj.weight": (intermediate, hidden),
+        "mlp.down_proj.weight": (hidden, intermediate),
     }
+    if config.attention_bias:
+        layer |= {"self_attn.q_proj.bias": (query_rows,)}
+        layer |= {"self_attn.k_proj.bias": (kv_rows,), "self_attn.v_proj.bias": (kv_rows,)}
+    if config.qk_norm:
+        layer |= {f"self_attn.{name}_norm.weight": (config.head_size,) for name in "qk"}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for index in range(config.num_layers):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
@@ -58,7 +64,7 @@ def weight_slots(model: LlamaModel) -> dict[str, Tensor]:
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         for name, tensor in _layer_slots(layer).items():
-            slots[f"model.layers.{index}.{name}.weight"] = tensor
+            slots[f"model.layers.{index}.{name}"] = tensor
     return {name: tensor.detach() for name, tensor in slots.items()}
 
 
@@ -68,17 +74,24 @@ def _layer_slots(layer: DecoderLayer) -> dict[str, Tensor]:
     kv_rows = attention.num_kv_heads * attention.head_size
     query, key, value = attention.qkv_proj.weight.split((query_rows, kv_rows, kv_rows))
     gate, up = layer.mlp.gate_up_proj.weight.chunk(2)
-    return {
-        "input_layernorm": layer.attention_norm.weight,
-        "self_attn.q_proj": query,
-        "self_attn.k_proj": key,
-        "self_attn.v_proj": value,
-        "self_attn.o_proj": attention.o_proj.weight,
-        "post_attention_layernorm": layer.mlp_norm.weight,
-        "mlp.gate_proj": gate,
-        "mlp.up_proj": up,
-        "mlp.down_proj": layer.mlp.down_proj.weight,
+    slots = {
+        "input_layernorm.weight": layer.attention_norm.weight,
+        "self_attn.q_proj.weight": query,
+        "self_attn.k_proj.weight": key,
+        "self_attn.v_proj.weight": value,
+        "self_attn.o_proj.weight": attention.o_proj.weight,
+        "post_attention_layernorm.weight": layer.mlp_norm.weight,
+        "mlp.gate_proj.weight": gate,
+        "mlp.up_proj.weight": up,
+        "mlp.down_proj.weight": layer.mlp.down_proj.weight,
     }
+    if attention.qkv_proj.bias is not None:
+        biases = attention.qkv_proj.bias.split((query_rows, kv_rows, kv_rows))
+        slots |= {f"self_attn.{name}_proj.bias": bias for name, bias in zip("qkv", biases, strict=True)}
+    for name, norm in (("q", attention.q_norm), ("k", attention.k_norm)):
+        if norm is not None:
+            slots[f"self_attn.{name}_norm.weight"] = norm.weight
+    return slots
 
 
 def build_model(
@@ -88,13 +101,26 @@ def build_model(
 
     Raises ValueError, before any memory is taken, that names each missing, unexpected or mis-shaped tensor.
     """
+    stored = _with_embedding(config, stored)
     check_tensors(config, stored)
-    model = LlamaModel(config, dtype=dtype, device=device)
+    try:
+        model = LlamaModel(config, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:  # torch's words for it are those of an allocator
+        numbers = sum(math.prod(shape) for shape in weight_shapes(config).values())
+        size = numbers * dtype.itemsize >> 20
+        raise ValueError(f"the weights take {size} MiB in {dtype}, and the system refused them") from error
     for name, slot in weight_slots(model).items():
         slot.copy_(stored[name].read())
     if config.tie_word_embeddings and HEAD in stored:
         _check_tied(stored)
     return model
+
+
+def _with_embedding(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Tied, the embedding and the head are one matrix; some files keep it under the head's name only."""
+    if config.tie_word_embeddings and EMBEDDING not in stored and HEAD in stored:
+        return {EMBEDDING: stored[HEAD]} | {name: tensor for name, tensor in stored.items() if name != HEAD}
+    return stored
 
 
 def check_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:

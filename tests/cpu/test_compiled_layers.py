@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_rows_that_see_no_key_do_not_read_garbage(calls: list[int]):
 
 def test_slots_beyond_the_cache_are_refused(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
+    with pytest.raises(ValueError, match="names block 9"):
+        compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
+    batch = replace(batch, num_blocks_named=0)  # vouched for: then the kernel itself sees it
     with pytest.raises(IndexError, match="2 of 4 slots are beyond the 32 slots of the cache"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
     assert calls == [4]

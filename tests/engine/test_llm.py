@@ -268,7 +268,10 @@ def test_logprobs_name_their_tokens() -> None:
         entries = [*(output.prompt_logprobs or ()), *(output.outputs[0].logprobs or ())]
         assert output.prompt_logprobs and output.outputs[0].logprobs
         for token, logprob in (pair for entry in entries if entry for pair in entry.items()):
-            assert logprob.decoded_token == decode([token])
+            alone = decode([token])  # a byte that is no character alone may be one with those before it
+            if "\ufffd" not in alone:
+                assert logprob.decoded_token == alone
+            assert logprob.decoded_token is not None
     silent = llm.generate("abc", SamplingParams(**settings, detokenize=False), use_tqdm=False)[0]
     assert silent.outputs[0].logprobs is not None
     assert {p.decoded_token for entry in silent.outputs[0].logprobs for p in entry.values()} == {None}

@@ -31,7 +31,7 @@ def test_what_was_appended_is_done_when_the_file_is_opened_again(tmp_path):
 def test_cut_anywhere_the_file_keeps_its_whole_lines(tmp_path):
     path = tmp_path / "out"
     whole = written(path, 1, 2, 3)
-    for size in range(len(whole)):
+    for size in [0, *range(len(b'{"line": 1, "id": '), len(whole))]:
         path.write_bytes(whole[:size])
         with ResultFile(path) as results:
             kept = len(results.done)
@@ -53,6 +53,10 @@ def test_a_line_is_written_once_whoever_brings_it_again(tmp_path):
     [
         b"a shopping list\n",
         b"without a newline",
+        b"{",  # as a result begins, and as much else does
+        b'{"line": ',
+        b'{"line": 5 apples and a diary without newline',
+        b'{"line": 1, "key": "k"}\n{"line": 5 apples',
         b'{"id": "a", "prompt": "x"}\n',
         b'{"line": "1", "key": "k"}\n',
         b'{"line": 1}\n',
@@ -86,3 +90,23 @@ def test_two_jobs_do_not_write_to_one_file(tmp_path):
 def test_a_folder_is_no_place_for_results(tmp_path):
     with pytest.raises(ValueError, match="is no plain file"):
         ResultFile(tmp_path)
+
+
+def test_nothing_is_cut_off_before_there_is_something_to_write(tmp_path):
+    path = tmp_path / "out"
+    content = written(path, 1) + b'{"line": 2, "id": "b'
+    path.write_bytes(content)
+    with ResultFile(path) as results:
+        results.append([])
+    assert path.read_bytes() == content
+
+
+def test_an_error_may_be_followed_by_an_answer(tmp_path):
+    path = tmp_path / "out"
+    with ResultFile(path) as results:
+        results.append([result(1, error="no"), result(2)])
+        results.forget(1)
+        assert results.append([result(1), result(2)]) == 1
+    with ResultFile(path) as results:
+        assert results.done == {1: "k1", 2: "k2"}
+        assert results.num_errors == 0

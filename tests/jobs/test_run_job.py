@@ -151,3 +151,34 @@ def test_killed_half_way_and_started_again_each_line_is_answered_once(tmp_path):
     run_job(source, tmp_path / "whole", lambda tasks: serve_here(tasks, settings), JOB)
     assert read(tmp_path / "out") == read(tmp_path / "whole")
     assert [result["id"] for result in read(tmp_path / "out")] == [f"r{n}" for n in range(40)]
+
+
+@pytest.mark.parametrize("mended", [1, 2], ids=["the first of them", "the second"])
+def test_a_duplicate_id_that_is_corrected_lets_the_job_go_on(tmp_path, mended):
+    """Whichever of the two is renamed; of the first only where it has no answer yet."""
+    rows = prompts(4)
+    rows[2]["id"] = rows[1]["id"]
+    if mended == 1:
+        rows[1]["max_tokens"] = "many"  # an error of its own
+    source, target = write(tmp_path / "in", rows), tmp_path / "out"
+    assert run_job(source, target, echo, JOB).failed == (2 if mended == 1 else 1)
+    before = target.read_bytes()
+    assert run_job(source, target, echo, JOB).answered == 0  # what is wrong as it was is left as it is
+    assert target.read_bytes() == before
+    rows[mended]["id"] = "renamed"
+    if mended == 1:
+        rows[1]["max_tokens"] = 4
+    write(source, rows)
+    summary = run_job(source, target, echo, JOB)
+    assert (summary.failed, summary.answered) == (0, 2 if mended == 1 else 1)
+    assert target.read_bytes().startswith(before)
+    assert run_job(source, target, echo, JOB).answered == 0
+
+
+def test_a_line_that_was_no_json_may_be_corrected(tmp_path):
+    source, target = write(tmp_path / "in", prompts(3)), tmp_path / "out"
+    good = source.read_text()
+    source.write_text(good.replace('"r1"', '"r1'))
+    assert run_job(source, target, echo, JOB).failed == 1
+    source.write_text(good)
+    assert run_job(source, target, echo, JOB).failed == 0

@@ -1,5 +1,6 @@
 """Chat templates render as in transformers, in a sandbox, with errors that name the template."""
 
+import gc
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,11 @@ def test_template_may_refuse_messages_in_its_own_words() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ messages", "{% endif %}", "{{ x | no_such_filter }}"])
-def test_invalid_template_is_refused_when_it_is_read(source: str) -> None:
-    with pytest.raises(ValueError, match="chat template is not valid Jinja"):
-        ChatTemplate(source, {})
+def test_invalid_template_is_refused_when_it_is_used(source: str) -> None:
+    template = ChatTemplate(source, {})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="chat template is not valid Jinja"):
+            template.render(HI, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,58 @@ def test_python_internals_do_not_exist_for_a_template(source: str) -> None:
 def test_malformed_messages_are_refused_with_their_place(messages: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         render("{{ messages }}", messages)
+
+
+def test_generation_tags_change_nothing() -> None:
+    source = (
+        "{%- for m in messages -%}{% set end = '!' %}"
+        "{% generation %}{% set end = '?' %}{{ m.content }}{{ end }}{% endgeneration %}{{ end }}{%- endfor -%}"
+    )
+    assert render(source) == "hi?!"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 2 ** (10 ** 9) }}",
+        "{{ 7 ** (7 ** 9) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        "{{ 'a' * (10 ** 9) * 3 }}",
+        "{{ messages | tojson(indent=500000000) }}",
+        "{{ messages[0].content.ljust(10 ** 10) }}",
+        "{{ 'a' * 20000000 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ " + "(" * 5000 + ")" * 5000 + " }}",
+    ],
+)
+def test_template_without_measure_is_an_error_and_no_more(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minipaged.model.chat_template.SECONDS", 1.0)
+    template = ChatTemplate(source, {})
+    with pytest.raises(ValueError, match="chat template"):
+        template.render(HI, add_generation_prompt=True)
+
+
+def test_template_that_fails_on_one_conversation_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minipaged.model.chat_template.SECONDS", 1.0)
+    template = ChatTemplate("{% if messages | length > 1 %}{{ 2 ** messages[0].n }}{% endif %}ok", {})
+    with pytest.raises(ValueError, match="took more than 1 s"):
+        template.render([{**HI[0], "n": 10**9}, *HI], add_generation_prompt=True)
+    assert template.render(HI, add_generation_prompt=True) == "ok"
+
+
+def test_template_ends_with_its_owner() -> None:
+    template = ChatTemplate("ok", {})
+    template.render(HI, add_generation_prompt=True)
+    process = template._process
+    assert process is not None
+    del template
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_messages_that_are_not_plain_data_are_refused() -> None:
+    with pytest.raises(ValueError, match="not plain data"):
+        render("ok", [{**HI[0], "when": datetime.now()}])

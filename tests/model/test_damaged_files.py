@@ -144,7 +144,8 @@ def test_rubbish_in_a_json_file_is_refused_with_its_name(
         ("num_attention_heads", 0, "num_query_heads is 0"),
         ("hidden_size", None, "hidden_size is missing"),
         ("eos_token_id", [999], "id is 999"),
-        ("model_type", "mistral", "model_type is 'mistral'"),
+        ("model_type", "gemma3", "model_type is 'gemma3'"),
+        ("model_type", ["llama"], "model_type"),
         ("quantization_config", {"quant_method": "gptq"}, "quantization_config"),
     ],
 )

@@ -139,12 +139,12 @@ def test_neutral_metadata_is_accepted(tmp_path: Path, weights: dict[str, torch.T
 
 
 def test_other_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "qwen2")
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gemma")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelLoadError, match="architecture is 'qwen2', supported is 'llama'"):
+    with pytest.raises(ModelLoadError, match="architecture is 'gemma', supported are 'llama'"):
         load_model(tmp_path / "other.gguf")
 
 
@@ -170,6 +170,6 @@ def test_missing_or_misshaped_tensor_is_named(
 
 
 def test_unexpected_tensor_is_named(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
-    extra = {"blk.0.attn_q.bias": np.ones(32, dtype=np.float32)}
-    with pytest.raises(ModelLoadError, match=r"unexpected tensor: blk\.0\.attn_q\.bias"):
+    extra = {"blk.0.attn_sinks.weight": np.ones(32, dtype=np.float32)}
+    with pytest.raises(ModelLoadError, match=r"unexpected tensor: blk\.0\.attn_sinks\.weight"):
         load_model(save_gguf(tmp_path / "tiny.gguf", CONFIG, weights, extra_tensors=extra))

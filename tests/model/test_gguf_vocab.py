@@ -60,7 +60,7 @@ def test_gguf_vocabulary_and_merges_make_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer.ggml.pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'"),
+        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.merges": ["hel"]}, "tokenizer.ggml.merges holds"),
@@ -69,7 +69,6 @@ def test_gguf_vocabulary_and_merges_make_a_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.tokens": ["a"] * 320}, "319 tokens more than once"),
         ({"tokenizer.ggml.bos_token_id": 320}, "320"),
         ({"tokenizer.ggml.unknown_token_id": 5000}, "unknown_token_id is 5000"),
-        ({"tokenizer.chat_template": "{% for %}"}, "not valid Jinja"),
     ],
 )
 def test_faulty_gguf_vocabulary_is_refused_by_name(
@@ -77,6 +76,13 @@ def test_faulty_gguf_vocabulary_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         load_gguf_vocabulary(tmp_path, **changes)
+
+
+def test_a_template_that_does_not_compile_refuses_chat_and_leaves_plain_text(tmp_path: Path) -> None:
+    tokenizer = load_gguf_vocabulary(tmp_path, **{"tokenizer.chat_template": "{% for %}"})
+    assert tokenizer.decode(tokenizer.encode("hell")) == "hell"
+    with pytest.raises(ValueError, match="not valid Jinja"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
 
 
 def test_llama3_text_is_cut_as_its_published_pattern_says() -> None:

@@ -25,7 +25,7 @@ def test_config_is_that_of_smollm2_135m() -> None:
     assert config.rope_theta == 100000
     assert config.tie_word_embeddings
     assert config.max_position_embeddings == 8192
-    assert config.eos_token_ids == (2,)
+    assert config.eos_token_ids == (2, 0, 4)  # <|im_end|> by its key, the others by their text
 
 
 def test_weights_equal_those_transformers_reads() -> None:

@@ -103,7 +103,7 @@ def test_smollm2_facts() -> None:
     tokenizer = smollm2().tokenizer
     assert tokenizer is not None
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.eos_token_ids == (2, 0, 4)
     assert tokenizer.special_token_ids == frozenset(range(17))
     assert tokenizer.special_tokens["<|im_end|>"] == 2
     assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a")  # it has no BOS habit

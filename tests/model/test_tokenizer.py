@@ -128,8 +128,8 @@ def test_default_one_of_several_named_templates_is_taken(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"chat_template": "{% for %}"}, "chat template is not valid Jinja"),
-        ({"chat_template": 7}, "chat_template is of type int"),
+        ({"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\], an object is needed"),
+        ({"added_tokens_decoder": {"x": "<new>"}}, "'x'"),
         ({"eos_token": "<none such>"}, "eos_token '<none such>' is not in the vocabulary"),
     ],
 )
