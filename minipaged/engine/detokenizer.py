@@ -4,8 +4,9 @@ A character may span tokens: an emoji is four bytes, and a byte-level vocabulary
 decoder per sequence keeps the bytes of a character under way until it is whole. And a token's text depends on
 what came before it: SentencePiece drops a space at the very beginning, but not after a prompt. So a decoder
 begins with the end of the prompt. The prompt's text and all pieces joined are exactly the text of all the ids
-decoded at once; a character that the prompt leaves cut belongs to the pieces. (One exception: with a byte-fallback vocabulary a byte that belongs
-to no character spoils whole characters before it as well; those that are out by then stay.)
+decoded at once; a character that the prompt leaves cut belongs to the pieces. (One exception: with a
+byte-fallback vocabulary a byte that belongs to no character spoils whole characters before it as well; those
+that are out by then stay.)
 """
 
 from __future__ import annotations
@@ -114,9 +115,8 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
-    The window starts one piece before the new tokens, so that they are decoded in their context: first the end
-    of the prompt, then the piece before. Text that
-    ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
+    The window starts one piece before the new tokens, or with the end of the prompt, so that they are decoded
+    in their context. Text that ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
     its last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
     """
 

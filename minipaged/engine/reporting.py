@@ -93,8 +93,8 @@ def _name_prompt_tokens(request: Request, tokenizer: EngineTokenizer) -> None:
 def _name_tokens(sequence: Sequence, tokenizer: EngineTokenizer) -> None:
     """Give the entries that are new since the last call the text of their tokens.
 
-    That is what each token adds to the text before it: "" while a character is under way. A character that the
-    end cuts is its last token's.
+    That is what each token adds to the text before it: "" while a character is under way. A character that
+    the end cuts is its last token's.
     """
     entries = sequence.logprobs or []
     if not entries or _is_named(entries[-1]):

@@ -83,7 +83,8 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     window, longest = config.get("sliding_window"), _given(config, "max_position_embeddings", 2048)
     if window is not None and config.get("use_sliding_window", True) and not _reaches(window, longest):
         raise ValueError(
-            f"sliding_window is {window!r}, supported is None or at least max_position_embeddings ({longest!r})"
+            f"sliding_window is {window!r}, supported is None or at least max_position_embeddings "
+            f"({longest!r})"
         )
     layer_types = _given(config, "layer_types", [])
     if any(kind != "full_attention" for kind in layer_types):
@@ -98,8 +99,8 @@ def _reaches(window: Any, longest: Any) -> bool:
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary fields in one dictionary, as transformers finds them.
 
-    Newer files keep them in `rope_parameters`, older ones in `rope_scaling`, which wins where both are; what they
-    leave out stands beside them.
+    Newer files keep them in `rope_parameters`, older ones in `rope_scaling`, which wins where both are; what
+    they leave out stands beside them.
     """
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(_given(config, name, {}), Mapping):
