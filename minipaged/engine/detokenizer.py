@@ -116,7 +116,8 @@ class WindowDetokenizer:
     """Other vocabularies: decode a window of recent tokens again and emit what is new.
 
     The window starts one piece before the new tokens, or with the end of the prompt, so that they are decoded
-    in their context. Text that ends in U+FFFD may be a character under way and is held back. A character has at most three bytes before
+    in their context. Text that ends in U+FFFD may be a character under way and is held back.
+    A character has at most three bytes before
     its last: beyond three tokens only three U+FFFD are held, so that invalid bytes do not block the text.
     """
 

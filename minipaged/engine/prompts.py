@@ -94,8 +94,8 @@ def one_for_each(
 def _warn_of_one_seed(params: SamplingParams, num_prompts: int) -> None:
     if params.seed is not None and params.temperature > 0:
         warnings.warn(
-            f"seed {params.seed} is given once for {num_prompts} prompts: all draw the same random numbers, so "
-            "equal prompts get equal answers. Give a list of SamplingParams, or no seed",
+            f"seed {params.seed} is given once for {num_prompts} prompts: all draw the same random "
+            "numbers, so equal prompts get equal answers. Give a list of SamplingParams, or no seed",
             stacklevel=4,
         )
 

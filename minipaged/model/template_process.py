@@ -65,7 +65,7 @@ def limit_memory(size: int) -> None:
 
 
 def answer(make: Callable[[], Any], fault: str) -> tuple[Any, dict[str, str]]:
-    """What `make` gives, or the error that says what went wrong: a template is a program, and fails as one."""
+    """What `make` gives, or the error that says what went wrong: a template is a program, and may fail."""
     try:
         return make(), {}
     except Exception as error:
