@@ -53,8 +53,8 @@ class ModelConfig:
     """The shape of one Llama-family model (Touvron et al. 2023, with grouped queries: Ainslie et al. 2023).
 
     `head_size` is stated on its own: some models have `num_query_heads * head_size != hidden_size`.
-    `attention_bias`: queries, keys and values have biases (Qwen2). `qk_norm`: each head of queries and keys is
-    normalised before it is turned (Qwen3).
+    `attention_bias`: queries, keys and values have biases (Qwen2). `qk_norm`: each head of queries and keys
+    is normalised before it is turned (Qwen3).
     """
 
     vocab_size: int

@@ -58,7 +58,8 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; at least one.
         top_k: keep this many of the most likely tokens; 0, -1 and None are off.
         min_p: drop tokens less likely than this times the most likely one, in [0, 1].
-        seed: fixes the random numbers of this request, whatever runs beside it. None draws fresh ones.
+        seed: fixes the random numbers of this request, whatever runs beside it. None draws fresh ones. Given
+            once for a list of prompts, each of them draws the same numbers, as in vLLM.
         stop: strings that end the output; cut from the text unless `include_stop_str_in_output`.
         stop_token_ids: tokens that end the output; kept in `token_ids`, left out of the text.
         ignore_eos: go on after an end-of-sequence token.

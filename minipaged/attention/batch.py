@@ -55,12 +55,13 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     num_blocks_named: int | None = None
-    """Blocks that a cache must have: one more than the highest id named, by a table or a slot. None: found from
-    the tensors, for which a device is waited for; whoever gives it vouches for what `_check` looks at."""
+    """Blocks that a cache must have: one more than the highest id named, by a table or a slot.
+
+    None: found from the tensors, for which a device is waited for. Whoever gives it vouches for them."""
 
     def __post_init__(self) -> None:
-        """Kernels read these tensors through bare addresses: another layout would be garbage to them, and what
-        leads out of the cache would be read or written there. Raises ValueError."""
+        """Kernels read these tensors through bare addresses: another layout would be garbage to them, and an
+        id that no cache has would lead them anywhere. Raises ValueError."""
         for name, dtype in LAYOUT:
             tensor = getattr(self, name)
             if tensor.dtype is not dtype or not (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1):

@@ -108,7 +108,7 @@ class Chat:
     def _encode(self, rendered: str) -> list[int]:
         """Token ids of the rendered conversation, the known ones as they were.
 
-        Only a byte-level vocabulary reads a part of a text as it reads the whole: others put a space before it.
+        Only a byte-level vocabulary reads a part of a text as it reads the whole: others add a space.
         """
         if rendered.startswith(self._text) and self._tokenizer.token_bytes(0) is not None:
             return self._token_ids + self._tokenizer.encode(rendered[len(self._text) :])

@@ -151,8 +151,8 @@ def parse_prompt(
 def _warn_of_doubled(token_id: int, tokenizer: EngineTokenizer) -> None:
     if token_id in tokenizer.special_token_ids:
         warnings.warn(
-            f"the prompt begins with the special token {token_id} twice. A text that a chat template wrote has it "
-            "already: give the messages to `chat`, or `tokenizer.encode(text)` as prompt_token_ids",
+            f"the prompt begins with the special token {token_id} twice. A text that a chat template wrote "
+            "has it already: give the messages to `chat`, or `tokenizer.encode(text)` as prompt_token_ids",
             stacklevel=2,
         )
 
@@ -177,13 +177,8 @@ def one_for_each(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
     """The settings of each prompt, where one may be given for all, or none."""
-    if isinstance(sampling_params, SamplingParams) and num_prompts > 1:
-        if sampling_params.seed is not None and sampling_params.temperature > 0:
-            warnings.warn(
-                f"seed {sampling_params.seed} is given once for {num_prompts} prompts: all of them draw the same "
-                "random numbers, so equal prompts get equal answers. Give a list of SamplingParams, or no seed",
-                stacklevel=3,
-            )
+    if num_prompts > 1 and isinstance(sampling_params, SamplingParams):
+        _warn_of_one_seed(sampling_params, num_prompts)
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
     if not isinstance(sampling_params, (list, tuple)):
@@ -193,6 +188,15 @@ def one_for_each(
             f"{num_prompts} prompts, {len(sampling_params)} sampling_params: give one or as many"
         )
     return list(sampling_params)
+
+
+def _warn_of_one_seed(params: SamplingParams, num_prompts: int) -> None:
+    if params.seed is not None and params.temperature > 0:
+        warnings.warn(
+            f"seed {params.seed} is given once for {num_prompts} prompts: all draw the same random "
+            "numbers, so equal prompts get equal answers. Give a list of SamplingParams, or no seed",
+            stacklevel=4,
+        )
 
 
 def _take_apart(prompt: Prompt) -> tuple[Any, Sequence[Any] | None, str | None]:

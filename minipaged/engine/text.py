@@ -5,9 +5,9 @@ bytes, and a byte-level vocabulary cuts them anywhere. So a decoder per sequence
 incomplete character until it is whole. And the text of a token depends on what comes before it: SentencePiece
 drops the space of the very first token, but not of the first after a prompt. So a decoder begins with the end
 of the prompt, and the prompt's text and all pieces joined are exactly the text of all the ids decoded at
-once; a character that the prompt leaves incomplete belongs to the pieces. (One exception: with a byte-fallback
-vocabulary a byte that belongs to no character spoils whole characters before it as well; those that have been
-given out by then stay.)
+once; a character that the prompt leaves incomplete belongs to the pieces. (One exception: with a
+byte-fallback vocabulary a byte that belongs to no character spoils whole characters before it as well; those
+that have been given out by then stay.)
 
 When it ends, as in vLLM: an end-of-sequence or stop token ends the output, stays in `token_ids` and is left
 out of the text; a stop string ends it as soon as the text holds it, wherever tokens border; neither counts

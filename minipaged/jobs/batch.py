@@ -80,8 +80,9 @@ def run_job(
 
 
 def _require_same_job(source: Path, results: ResultFile, settings: Mapping[str, Any]) -> int:
-    """The number of lines; ValueError unless every answer belongs to a line as it stands now. (Where the result
-    is an error, the line may have been mended.)"""
+    """The number of lines; ValueError unless every answer belongs to a line as it stands now.
+
+    Where the result is an error, the line may have been mended."""
     total, unseen = 0, set(results.done)
     for number, key, _ in keyed_lines(source, settings):
         total += 1
@@ -97,7 +98,7 @@ def _require_same_job(source: Path, results: ResultFile, settings: Mapping[str, 
 
 
 def _forget_mended(source: Path, results: ResultFile, settings: Mapping[str, Any]) -> None:
-    """Have the lines served again whose result is an error, and that were changed, or whose id is free now."""
+    """Have lines served again whose result is an error, and that were changed or whose id is free now."""
     if results.errors:
         for item in read_tasks(source, settings):
             if item.line in results.errors and results.done[item.line] != item.key:

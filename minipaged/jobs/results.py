@@ -23,8 +23,8 @@ except ImportError:  # Windows; there nothing keeps a second job away
 START = b'{"line": '
 HALF_LINE = re.compile(rb'\{"line": [1-9]\d*, "id": ')
 HALF_START = re.compile(rb'\{"line": [1-9]\d*(,( ("(i(d("(: ?)?)?)?)?)?)?)?')
-"""How every result begins, and how it begins when it was cut short: so a half-written one is told from somebody
-else's text. A file of nothing but a shorter beginning might be anybody's, and is left alone."""
+"""How every result begins, and how it begins when it was cut short: so a half-written one is told from
+somebody else's text. A file of nothing but a shorter beginning might be anybody's, and is left alone."""
 
 
 class ResultFile:
@@ -49,6 +49,7 @@ class ResultFile:
         self.path = path
         self.done: dict[int, str] = {}
         self.errors: set[int] = set()
+        self._half = 0  # bytes of a line that was never finished
         self._file = path.open("a+b")
         try:
             self._lock()
@@ -103,14 +104,13 @@ class ResultFile:
 
     def _recover(self) -> None:
         self._file.seek(0)
-        self._half = 0  # bytes of a line that was never finished
         for number, raw in enumerate(self._file, start=1):
             if raw.endswith(b"\n"):
                 self._note(self._parse(raw, number))
                 continue
-            is_ours = HALF_LINE.match(raw)
+            is_ours = HALF_LINE.match(raw) is not None
             if number > 1 and not is_ours:
-                is_ours = START.startswith(raw) or HALF_START.fullmatch(raw)
+                is_ours = START.startswith(raw) or HALF_START.fullmatch(raw) is not None
             if not is_ours:
                 raise ValueError(f"{self.path}, line {number} is no result: is it another file?")
             self._half = len(raw)

@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ PROGRAM = Path(__file__).with_name("template_process.py")
 
 
 class ChatTemplate:
-    """A chat template, read when it is first used: a model whose template is broken still serves plain text."""
+    """A chat template, read when it is first used: a model with a broken one still serves plain text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are the names a template may use, such as `bos_token` and `eos_token`."""
@@ -122,10 +123,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            try:
+            with suppress(OSError):
                 pipe.close()
-            except OSError:
-                pass
     process.wait()
 
 

@@ -157,7 +157,7 @@ class GGUFFile:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every id that ends an answer: those the file names, and those that llama.cpp knows by their text.
 
-        A file's key names one token, often the end of a document; the end of a turn is only in the vocabulary.
+        A key names one token, often the end of a document; the end of a turn is only in the vocabulary.
         """
         named = (self.value(f"{TOKENIZER}.{kind}_token_id") for kind in END_KEYS)
         ids = [id for id in named if id is not None]

@@ -24,7 +24,10 @@ ALIGNMENT_KEY, ALIGNMENT = "general.alignment", 32
 
 STRING, ARRAY, BOOL = 8, 9, 7
 # Type id -> how numpy writes a number of that type.
-NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
+NUMBERS = {
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", BOOL: "u1", 10: "<u8",
+    11: "<i8", 12: "<f8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

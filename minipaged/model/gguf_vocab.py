@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BackendTokenizer
@@ -161,7 +162,7 @@ def _bpe(file: GGUFFile, *, whole_pieces_first: bool) -> models.BPE:
     vocab = {token: id for id, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise ValueError(f"tokenizer.ggml.tokens has {len(tokens) - len(vocab)} tokens more than once")
-    merges = [tuple(str(merge).split(" ")) for merge in _list(file, "merges")]
+    merges: list[Any] = [tuple(str(merge).split(" ")) for merge in _list(file, "merges")]
     if any(len(merge) != 2 for merge in merges):
         raise ValueError("tokenizer.ggml.merges holds an entry that is not two tokens with a space between")
     return models.BPE(vocab, merges, ignore_merges=whole_pieces_first)

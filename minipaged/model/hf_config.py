@@ -83,7 +83,8 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     window, longest = config.get("sliding_window"), _given(config, "max_position_embeddings", 2048)
     if window is not None and config.get("use_sliding_window", True) and not _reaches(window, longest):
         raise ValueError(
-            f"sliding_window is {window!r}, supported is None or at least max_position_embeddings ({longest!r})"
+            f"sliding_window is {window!r}, supported is None or at least max_position_embeddings "
+            f"({longest!r})"
         )
     layer_types = _given(config, "layer_types", [])
     if any(kind != "full_attention" for kind in layer_types):
@@ -96,14 +97,20 @@ def _reaches(window: Any, longest: Any) -> bool:
 
 
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary fields in one dictionary: new files keep them in `rope_parameters`, older ones in two places."""
-    rope: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
+    """Rotary fields in one dictionary, as transformers finds them.
+
+    Newer files keep them in `rope_parameters`, older ones in `rope_scaling`, which wins where both are; what
+    they leave out stands beside them.
+    """
     for name in ("rope_scaling", "rope_parameters"):
-        part = _given(config, name, {})
-        if not isinstance(part, Mapping):
-            raise ValueError(f"{name} is {part!r}, an object is needed")
-        rope |= {field: value for field, value in part.items() if value is not None}
-    return rope
+        if not isinstance(_given(config, name, {}), Mapping):
+            raise ValueError(f"{name} is {config[name]!r}, an object is needed")
+    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    longest = _given(config, "original_max_position_embeddings", config.get("max_position_embeddings"))
+    beside = {"rope_theta": config.get("rope_theta"), "original_max_position_embeddings": longest}
+    if stated.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(f"partial_rotary_factor is {stated['partial_rotary_factor']!r}, supported is 1")
+    return beside | {field: value for field, value in stated.items() if value is not None}
 
 
 def _llama3_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:

@@ -1,8 +1,8 @@
 """What runs in the process that renders a chat template: reads requests from stdin, answers on stdout.
 
-Started by `chat_template.py`, as a script, with jinja2 and the standard library only. Every request and answer
-is a line of JSON. The first only asks whether it has started, the second is {"source", "names", "memory"}; each
-one after them is {"messages", "add_generation_prompt"} and gets {"text"} or {"error"}.
+Started by `chat_template.py`, as a script, with jinja2 and the standard library only. Every request and
+answer is a line of JSON. The first only asks whether it has started, the second is {"source", "names",
+"memory"}; each one after them is {"messages", "add_generation_prompt"} and gets {"text"} or {"error"}.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: marks the assistant's text for training, changes nothing."""
+    """`{% generation %}` … `{% endgeneration %}`: marks text for training, and changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's way)
 
@@ -64,7 +65,7 @@ def limit_memory(size: int) -> None:
 
 
 def answer(make: Callable[[], Any], fault: str) -> tuple[Any, dict[str, str]]:
-    """What `make` gives, or the error that says what went wrong: a template is a program and may fail anyhow."""
+    """What `make` gives, or the error that says what went wrong: a template is a program, and may fail."""
     try:
         return make(), {}
     except Exception as error:
@@ -90,7 +91,5 @@ def serve(requests: Any, answers: Any) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(KeyboardInterrupt):
         serve(sys.stdin.buffer, sys.stdout.buffer)
-    except KeyboardInterrupt:
-        pass

@@ -92,8 +92,8 @@ class Tokenizer:
         """Wrap `backend`.
 
         template_tokens: names for the template (`bos_token`, ...) and their text.
-        texts: of a byte-level vocabulary the tokens that stand for a text as it is, and not for the bytes that
-            its letters stand for: "café" added to a vocabulary is five bytes, not four.
+        texts: of a byte-level vocabulary the tokens that stand for a text as it is, and not for the bytes of
+            its letters: "café" added to a vocabulary is five bytes, not four.
         """
         backend.no_truncation()  # a tokenizer file may carry its trainer's settings
         backend.no_padding()

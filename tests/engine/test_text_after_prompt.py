@@ -5,11 +5,11 @@ from functools import cache
 
 import pytest
 import tokenizers
-from minipaged.engine.output_processor import RequestOutput
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.engine.engine import Engine
+from minipaged.engine.output_processor import RequestOutput
 from minipaged.engine.text import OutputState, text_after
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import BYTES_OF_SYMBOLS, Tokenizer

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Chat templates render as in transformers, in a sandbox, with errors that name the template."""
 
 import gc

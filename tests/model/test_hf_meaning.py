@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A Hugging Face folder means what transformers takes it to mean, whatever stands beside the usual files."""
 
 import json

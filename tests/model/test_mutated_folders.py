@@ -1,3 +1,4 @@
+# ruff: noqa: E501, PT017, SIM105
 """Hugging Face folders changed in their structure: each is refused by name, or computes what transformers does.
 
 A newcomer's run takes a slice, `make check` all.

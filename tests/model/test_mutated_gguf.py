@@ -1,3 +1,4 @@
+# ruff: noqa: E501, PT017
 """GGUF files changed in their structure: each is refused by name, or loaded as the gguf library reads it.
 
 A file is taken apart into its metadata and tensors, something of it is changed as a careless or hostile tool might,
