@@ -43,7 +43,8 @@ def fence(args: Mapping[str, Any], skipped: Mapping[str, int]) -> Iterator[None]
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def real(pointers: Any, mask: Any, does: str) -> Any:
-        addresses, live = np.broadcast_arrays(pointers.data, mask.data)
+        # A comparison in the interpreter makes int32 of what is true: only as truths can it be inverted.
+        addresses, live = np.broadcast_arrays(pointers.data, mask.data.astype(bool))
         moved, allowed = addresses.copy(), ~live
         for name, tensor in tensors.items():
             skip = skipped.get(name, 0) * tensor.element_size()
