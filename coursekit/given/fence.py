@@ -67,6 +67,29 @@ def fence(args: Mapping[str, Any], skipped: Mapping[str, int]) -> Iterator[None]
         del builder.create_masked_load, builder.create_masked_store  # the class's own methods show again
 
 
+@contextmanager
+def counted_reads(*tensors: torch.Tensor) -> Iterator[list[int]]:
+    """While it is open, count the elements of each tensor that kernels read; one read twice counts twice."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    counts = [0] * len(tensors)
+    load = builder.create_masked_load
+
+    def counting(pointers: Any, mask: Any, *more: Any) -> Any:
+        addresses, live = np.broadcast_arrays(pointers.data, mask.data.astype(bool))
+        for i, tensor in enumerate(tensors):
+            start = tensor.data_ptr()
+            counts[i] += int((live & (addresses >= start) & (addresses < start + extent(tensor))).sum())
+        return load(pointers, mask, *more)
+
+    builder.create_masked_load = counting
+    try:
+        yield counts
+    finally:
+        if vars(builder).get("create_masked_load") is counting:
+            del builder.create_masked_load
+
+
 def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first to behind the last element of a tensor, whatever its strides."""
     if not tensor.numel():

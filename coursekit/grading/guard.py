@@ -63,11 +63,18 @@ def limit_resources() -> None:
         import resource
     except ImportError:  # Windows
         return
-    used = _address_space()
-    if used is not None:
-        _lower(resource.RLIMIT_AS, used + MEMORY_LIMIT)
+    limit_memory(MEMORY_LIMIT)
     _lower(resource.RLIMIT_FSIZE, FILE_LIMIT)
     _lower(resource.RLIMIT_CORE, 0)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have `more` bytes of addresses beyond those it has, where the platform can tell."""
+    used = _address_space()
+    if used is not None:
+        import resource
+
+        _lower(resource.RLIMIT_AS, used + more)
 
 
 def _address_space() -> int | None:

@@ -56,7 +56,7 @@ class Expect:
         if not condition:
             raise Mismatch(given, expected, got if isinstance(got, str) else show(got), hint)
 
-    def raises(self, name: str, call: Callable[[], Any], given: str) -> None:
+    def raises(self, name: str, call: Callable[[], Any], given: str, *, hint: str = "") -> None:
         """`call()` lets the learner's code raise an exception of class `name`, or one derived from it."""
         self.count += 1
         try:
@@ -66,8 +66,8 @@ class Expect:
                 return
             if "NotImplementedError" in error.types:
                 raise
-            raise Mismatch(given, f"a {name}", str(error)) from None
-        raise Mismatch(given, f"a {name}", f"no exception, but {show(got)}")
+            raise Mismatch(given, f"a {name}", str(error), hint) from None
+        raise Mismatch(given, f"a {name}", f"no exception, but {show(got)}", hint)
 
 
 CheckFunction = Callable[[Learner, Expect], None]
