@@ -125,7 +125,11 @@ class Notebook:
 
 def functions_of(item: Any) -> dict[str, Any]:
     """The functions of a class by name; of anything else none."""
-    return {name: value for name, value in vars(item).items() if callable(value)} if isinstance(item, type) else {}
+    return (
+        {name: value for name, value in vars(item).items() if callable(value)}
+        if isinstance(item, type)
+        else {}
+    )
 
 
 _notebooks: list[Notebook] = []  # one, from the moment on in which this module is imported in a notebook
@@ -174,7 +178,9 @@ def code_file(item: Any) -> str:
     """The file name of the code of a function, a kernel or a class's first method; "" where there is none."""
     item = inspect.unwrap(getattr(item, "fn", item))
     functions = [item, *functions_of(item).values()]
-    codes = [getattr(inspect.unwrap(function), "__code__", None) for function in functions if function is not item]
+    codes = [
+        getattr(inspect.unwrap(function), "__code__", None) for function in functions if function is not item
+    ]
     codes.insert(0, getattr(item, "__code__", None))
     return next((str(code.co_filename) for code in codes if code is not None), "")
 

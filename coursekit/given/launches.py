@@ -59,9 +59,15 @@ def write_projection(
 
 
 def write_padded(
-    kernel: Any, key: Tensor, value: Tensor, slots: Tensor, key_pool: Tensor, value_pool: Tensor, row_step: int
+    kernel: Any,
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    row_step: int,
 ) -> None:
-    """The same with room between two heads: `row_step` numbers apart in the rows, those of the pools as they are.
+    """The same with room between two heads: in the rows they are `row_step` numbers apart.
 
     `key_pool` [num_blocks, block_size, num_kv_heads, at least head_size]: what is more is nobody's.
     """
@@ -115,7 +121,9 @@ def launch_decode(
     return output
 
 
-def reads_of_decode(kernel: Any, query: Tensor, key_cache: Tensor, value_cache: Tensor, *rest: Any) -> list[int]:
+def reads_of_decode(
+    kernel: Any, query: Tensor, key_cache: Tensor, value_cache: Tensor, *rest: Any
+) -> list[int]:
     """How many numbers of the key cache and of the value cache `launch_decode` with these arguments reads."""
     with counted_reads(key_cache, value_cache) as counts:
         launch_decode(kernel, query, key_cache, value_cache, *rest)

@@ -88,7 +88,10 @@ def what_a_notebook_has() -> dict[str, Any]:
     """
     nothing = Nothing()
     attempt = partial(suppress, NotImplementedError)
-    for name, names in (("checks", {"check": nothing, "attempt": attempt}), ("lesson", {"show_source": nothing})):
+    for name, names in (
+        ("checks", {"check": nothing, "attempt": attempt}),
+        ("lesson", {"show_source": nothing}),
+    ):
         module = sys.modules[f"coursekit.{name}"] = ModuleType(f"coursekit.{name}")
         vars(module).update(names)
     own = {"check": nothing, "attempt": attempt, "show_source": nothing}

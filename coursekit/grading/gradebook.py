@@ -111,7 +111,7 @@ def find_files(student: Path, names: Sequence[str]) -> Submission:
             found.notes.append(
                 f"{name}: graded was {where}, not {', '.join(str(o.relative_to(student)) for o in others)}"
             )
-        elif rank(where, name) > 1:
+        elif rank(where, name) > 1:  # not where it was asked for
             found.notes.append(f"{name}: graded was {where}")
         if path.is_symlink() or path.parent.is_symlink():
             found.refused[name] = "the file is a link" if path.is_symlink() else "the folder is a link"
@@ -123,14 +123,14 @@ def find_files(student: Path, names: Sequence[str]) -> Submission:
 
 
 def rank(path: Path, name: str) -> int:
-    """How sure it is that a file is the exercise: nbgrader's place, the plain one, its name elsewhere, part of it."""
+    """How far a file is from where an exercise belongs: 0 nbgrader's place, 3 another name."""
     if path.parts in ((name, f"{name}.ipynb"), (f"{name}.ipynb",)):
         return len(path.parts) % 2
     return 2 if path.name.lower() == f"{name}.ipynb" else 3
 
 
 def notebooks_in(student: Path) -> list[Path]:
-    """Every notebook in a learner's folder and the folders in it, however its name ends; links are not entered."""
+    """Every notebook in a learner's folder and the folders in it. Links are named, not entered."""
     found = []
     for folder, inner, files in os.walk(student):
         here = Path(folder)
@@ -157,7 +157,10 @@ Grade = Callable[[Path, str], Iterator[TaskResult]]
 
 
 def grade_class(
-    submissions: Sequence[Submission], names: Sequence[str], done: Callable[[int], object], grade: Grade = grade_file
+    submissions: Sequence[Submission],
+    names: Sequence[str],
+    done: Callable[[int], object],
+    grade: Grade = grade_file,
 ) -> Iterator[Marks]:
     """Mark one learner after the other for the exercises in `names`; calls `done(1)` after each item.
 

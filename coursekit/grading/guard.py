@@ -38,8 +38,9 @@ CHANGES_FILES = {
 # Where libraries look things up while they work. Not all of /proc/self and /dev: they lead to every file.
 SYSTEM_FILES = ("/proc/self/status", "/proc/self/maps", "/proc/cpuinfo", "/proc/meminfo")
 SYSTEM_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-SYSTEM_FOLDERS = ("/sys/", "/lib/", "/lib64/", "/etc/") + tuple(
-    f"/usr/{name}/" for name in ("lib", "lib64", "libexec", "share", "local/lib", "local/share")
+SYSTEM_FOLDERS = (
+    *("/sys/", "/lib/", "/lib64/", "/etc/"),
+    *(f"/usr/{name}/" for name in ("lib", "lib64", "libexec", "share", "local/lib", "local/share")),
 )
 # Of fcntl: from which process a signal comes, and which, when a file can be read. The numbers are Linux's.
 SETS_SIGNAL = frozenset((8, 10, 15))  # F_SETOWN, F_SETSIG, F_SETOWN_EX
@@ -111,7 +112,8 @@ def close_the_door(refuse: Callable[[str], None], forbidden: Sequence[str], fold
     readable = [*SYSTEM_FOLDERS, *own, *map(os.path.realpath, own)]
     # Libraries that look at the stack read the sources on it, ours among them: no answer is in those.
     own_files = [
-        os.path.join(os.path.dirname(__file__), name) for name in ("worker.py", "guard.py", "wire.py", "cell.py")
+        os.path.join(os.path.dirname(__file__), name)
+        for name in ("worker.py", "guard.py", "wire.py", "cell.py")
     ]
     files = [*own_files, *SYSTEM_FILES, *SYSTEM_DEVICES]
     judge = make_judge(readable, files, forbidden, folder)
@@ -132,7 +134,7 @@ def close_the_door(refuse: Callable[[str], None], forbidden: Sequence[str], fold
 
 
 def take_away(where: str, names: Sequence[str], refuse: Callable[[str], None]) -> None:
-    """Functions of a module or class that is loaded, as in "torch.storage.UntypedStorage", refuse from now on."""
+    """Functions of a loaded module or class, as in "torch.storage.UntypedStorage", refuse from now on."""
     module, _, rest = where.partition(".")
     owner = sys.modules.get(module)
     if where == "readline" and owner is None:

@@ -1,7 +1,7 @@
 """Notebooks judged in a process of their own, so that a crash or a hang there costs one learner's marks.
 
-What comes back from an answer is compared in that process, which has limits on memory; the one that writes the
-marks sets it a limit on time, and starts another when it is gone.
+What comes back from an answer is compared in that process, which has limits on memory. The process that
+writes the marks sets it a limit on time, and starts another when it is gone.
 
     with Judge() as judge:
         results = list(judge.grade_file(path, "04"))
@@ -64,7 +64,10 @@ class Judge:
     def _start(self) -> subprocess.Popen[bytes]:
         start = f"import sys; sys.path.insert(0, {str(COURSE.parent)!r}); from coursekit.grading import judge"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", start + "; judge.main()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, "-c", start + "; judge.main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
         return self._process
 

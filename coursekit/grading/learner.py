@@ -217,7 +217,8 @@ class Learner:
 class Pipe:
     """One end of a pipe to a process; given up when `is_over()` and nothing moves any more.
 
-    Without that a program which the answer left behind would keep the grader waiting: it has the other end too.
+    Without that a program which the answer left behind, and which has the other end too, would keep the
+    grader waiting.
     """
 
     def __init__(self, stream: Any, is_over: Callable[[], bool]) -> None:
@@ -288,7 +289,7 @@ def signal_name(number: int) -> str:
 
 
 def forbidden_folders() -> list[str]:
-    """Where answers stand: the engine, the course, and all else in the repository but the Python it runs with.
+    """Where answers stand: the engine, the course, and all else in the repository but its Python.
 
     The repository is the folder of an installed checkout and the one that the grader runs in.
     """

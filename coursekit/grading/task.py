@@ -41,9 +41,7 @@ class Expect:
         if type(got) is not int:
             raise Mismatch(given, f"{wanted}, an int", f"{got!r}, a {type(got).__name__}", WHOLE)
 
-    def close(
-        self, got: Any, wanted: Any, given: str, *, tolerance: float = 1e-5, hint: str = ""
-    ) -> None:
+    def close(self, got: Any, wanted: Any, given: str, *, tolerance: float = 1e-5, hint: str = "") -> None:
         """Numbers or arrays of the same shape, no element further off than `tolerance`, none NaN."""
         self.count += 1
         problem = difference(got, wanted, tolerance)

@@ -61,7 +61,7 @@ def count(value: Any) -> int:
 
 
 def first_difference(got: Any, wanted: Any) -> str:
-    """Where two long lists of one shape differ first, with both values; "" for short ones and other shapes."""
+    """Where two long lists differ first, with both values; "" for short ones and other shapes."""
     got, wanted = plain(got), plain(wanted)
     if count(wanted) < LONG or shape_of(got) != shape_of(wanted):
         return ""

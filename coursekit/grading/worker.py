@@ -8,7 +8,8 @@ first two messages are {"preamble": source, "forbidden": folders} and [(file nam
     {"op": "call", "of": value, "args": value, "kwargs": value}
     {"op": "keep", "value": value}                 hold a copied value here, answer with a reference
     {"op": "fetch", "value": value}                the elements or the text of an object, as a plain value
-Replies: {"value": …}, {"raised": {"type", "message", "line", "function"}} or, before it ends itself, {"refused": what}.
+Replies: {"value": …}, {"raised": {"type", "message", "line", "function"}} or, before it ends itself,
+{"refused": what}.
 """
 
 import json

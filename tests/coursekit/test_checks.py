@@ -54,8 +54,12 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("way", OTHER_WAYS.values(), ids=OTHER_WAYS)
 def test_the_object_that_is_given_is_judged_and_not_an_older_cell(notebook, way):
     made = {text: way.format(text, indented=indented(text).lstrip()) for text in (RIGHT, WRONG)}
-    assert verdict(notebook(RIGHT, made[WRONG], "check.allocator(MyBlockPool)")).startswith("allocator: failed, 4 of 5")
-    assert verdict(notebook(WRONG, made[RIGHT], "check.allocator(MyBlockPool)")).startswith("allocator: passed")
+    assert verdict(notebook(RIGHT, made[WRONG], "check.allocator(MyBlockPool)")).startswith(
+        "allocator: failed, 4 of 5"
+    )
+    assert verdict(notebook(WRONG, made[RIGHT], "check.allocator(MyBlockPool)")).startswith(
+        "allocator: passed"
+    )
 
 
 def test_the_check_may_stand_in_the_same_cell(notebook):

@@ -363,7 +363,8 @@ def my_write_kv(
     dims = tl.arange(0, HEAD_PADDED)[None, :]
     real = (heads < NUM_HEADS) & (dims < HEAD_SIZE) & (slot >= 0)
     source = token * stride_token + heads * stride_head + dims
-    target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot + heads * stride_cache_head + dims
+    target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
+    target += heads * stride_cache_head + dims
     tl.store(key_cache_ptr + target, tl.load(key_ptr + source, mask=real), mask=real)
     tl.store(value_cache_ptr + target, tl.load(value_ptr + source, mask=real), mask=real)
 """,
@@ -551,7 +552,8 @@ class MyForkingTable:
 
     def append(self, n):
         new = math.ceil((self.num_tokens + n) / self.block_size) - len(self.blocks)
-        must_copy = n > 0 and self.num_tokens % self.block_size != 0 and self.pool.ref_count(self.blocks[-1]) > 1
+        writes_into_tail = n > 0 and self.num_tokens % self.block_size != 0
+        must_copy = writes_into_tail and self.pool.ref_count(self.blocks[-1]) > 1
         fresh = self.pool.allocate(new + must_copy)
         if fresh is None:
             return None
@@ -692,7 +694,8 @@ class MyPrefixCache:
         return self.count.count(0)
 
     def allocate(self, n):
-        order = [b for b in self.queue if self.keys[b] is None] + [b for b in self.queue if self.keys[b] is not None]
+        order = [b for b in self.queue if self.keys[b] is None]
+        order += [b for b in self.queue if self.keys[b] is not None]
         if n > len(order):
             return None
         for block in order[:n]:

@@ -49,7 +49,7 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
             case="C21",
             replace=(
                 "model.head_size * bits_per_number // 8 + scale_bytes",
-                "model.head_size * (bits_per_number / 8 + scale_bytes)",
+                "model.head_size * (bits_per_number + 8 * scale_bytes) // 8",
             ),
         ),
         Wrong(

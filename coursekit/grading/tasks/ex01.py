@@ -201,7 +201,11 @@ def kept(learner: Learner, expect: Expect) -> None:
         given = f"{heads[0]} query heads, {heads[1]} KV heads of size {head_size}, after 5 steps"
         keys, wanted = attention.keys, turned(key, torch.arange(5))
         shifted = not difference(keys, turned(key, torch.arange(1, 6)), 1e-5)
-        why = "these are the keys one position further on: the first token stands at position 0" if shifted else ""
+        why = (
+            "these are the keys one position further on: the first token stands at position 0"
+            if shifted
+            else ""
+        )
         expect.close(keys, wanted, f"{given}: keys", hint=why)
         expect.close(attention.values, value, f"{given}: values")
 

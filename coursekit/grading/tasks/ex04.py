@@ -106,8 +106,8 @@ def wrong_free(learner: Learner, expect: Expect) -> None:
 
 @ALLOCATOR.check(
     "the list of blocks stays the caller's",
-    hint="copy what you are given: a pool that keeps, sorts or empties the caller's list changes the table of a "
-    "request, and that of another when the list grows",
+    hint="copy what you are given: a pool that keeps, sorts or empties the caller's list changes a request's "
+    "table, and that of another when the list grows",
 )
 def callers_list(learner: Learner, expect: Expect) -> None:
     pool = learner.MyBlockPool(6)
@@ -163,7 +163,9 @@ def slots(learner: Learner, expect: Expect) -> None:
         wanted = [blocks[p // block_size] * block_size + p % block_size for p in range(total)]
         given = f"append of {steps} tokens, block size {block_size}, blocks {blocks}"
         expect.equal(table.slots(0, total), wanted, f"{given}: slots(0, {total})")
-        why = "slots(start, stop) answers for tokens start … stop - 1 of the sequence: start is a position, too"
+        why = (
+            "slots(start, stop) answers for tokens start … stop - 1 of the sequence: start is a position, too"
+        )
         last = table.slots(total - 1, total)
         expect.equal(last, wanted[-1:], f"{given}: slots({total - 1}, {total})", hint=why)
         expect.equal(table.slots(total, total), [], f"{given}: slots({total}, {total})")
@@ -196,7 +198,9 @@ def frees(learner: Learner, expect: Expect) -> None:
     other.append(4)
     table.free()
     given = "blocks free of 8, after a table of 9 tokens was freed and one of 4 was not"
-    lost = "nothing came back: hand the blocks to pool.free before the table forgets them" * (pool.num_free == 4)
+    lost = "nothing came back: hand the blocks to pool.free before the table forgets them" * (
+        pool.num_free == 4
+    )
     expect.equal(pool.num_free, 7, given, hint=lost)
     expect.equal((table.blocks, table.num_tokens), ([], 0), "blocks and num_tokens after free()")
     table.free()

@@ -103,8 +103,8 @@ def same_output(learner: Learner, expect: Expect, pool: Pool, what: str = "") ->
     got = learner.paged_attention(*pool.arguments)
     expect.close(got, expected(pool), given, tolerance=1e-5)
     dtype = str(getattr(got, "dtype", "no tensor"))
-    expect.true(dtype.endswith("float32"), f"{given}: dtype of the answer", "torch.float32, as the query", dtype,
-                hint="the contract asks for float32; .to(query.dtype) at the end")  # fmt: skip
+    what, why = f"{given}: dtype of the answer", "the contract asks for float32; .to(query.dtype) at the end"
+    expect.true(dtype.endswith("float32"), what, "torch.float32, as the query", dtype, hint=why)
 
 
 @PAGED_ATTENTION.check(
@@ -173,8 +173,10 @@ def unused_slots(learner: Learner, expect: Expect) -> None:
     learner.paged_attention(*kept)
     names = "query", "key_cache", "value_cache", "block_tables", "context_lens"
     for argument, before, name in zip(kept, pool.arguments, names, strict=True):
-        same = torch.equal(learner.fetch(argument).view(torch.int32), before.view(torch.int32))  # NaN is not NaN
-        why = f"you changed {name} in place: it belongs to the caller, who reads it again. An operator like /= or a "
+        same = torch.equal(
+            learner.fetch(argument).view(torch.int32), before.view(torch.int32)
+        )  # NaN is not NaN
+        why = f"you changed {name} in place: it belongs to the caller, who reads it again. /= or a "
         why += "method whose name ends in _ writes into its tensor"
         expect.true(same, f"{pool.text}: {name} after the call", "as before", "something else", hint=why)
 

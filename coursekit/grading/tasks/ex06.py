@@ -96,8 +96,8 @@ def strides(learner: Learner, expect: Expect) -> None:
 
 @WRITE_KV.check(
     "heads of rows and heads of caches have steps of their own",
-    hint="stride_head goes from one head to the next in the rows, stride_cache_head in the caches; neither need be "
-    "HEAD_SIZE",
+    hint="stride_head goes from one head to the next in the rows, stride_cache_head in the caches; neither "
+    "need be HEAD_SIZE",
 )
 def head_strides(learner: Learner, expect: Expect) -> None:
     for row_step, cache_step in [(24, 16), (16, 24), (20, 28)]:
@@ -110,7 +110,7 @@ def head_strides(learner: Learner, expect: Expect) -> None:
         run_fenced(
             expect,
             given,
-            lambda rows=rows, kept=kept, slots=slots: learner.write_padded(
+            lambda rows=rows, kept=kept, slots=slots, row_step=row_step: learner.write_padded(
                 learner.my_write_kv, *(row.contiguous() for row in rows), slots, *kept, row_step
             ),
         )

@@ -18,7 +18,8 @@ DECODE_KERNEL = Task(
     title="Attention through the block table, in one pass",
     points=6,
     defines=("my_decode_kernel",),
-    preamble="import importlib.util\nimport math\nimport os\nimport torch\nimport triton\nimport triton.language as tl\n"
+    preamble="import importlib.util\nimport math\nimport os\nimport torch\n"
+    "import triton\nimport triton.language as tl\n"
     "from coursekit.given.launches import decode_from_pool, launch_decode, reads_of_decode",
 )
 
@@ -187,13 +188,14 @@ def far_behind(learner: Learner, expect: Expect) -> None:
 
 @DECODE_KERNEL.check(
     "each key and each value is read once",
-    hint="one pass: a loop for the maximum and another for the sums read every key twice, and reading is what a "
-    "decode step waits for. Keep maximum, total and acc in one loop, and rescale the sums when the maximum grows",
+    hint="one pass: a loop for the maximum and another for the sums read every key twice, and reading is "
+    "what a decode step waits for. Keep maximum, total and acc in one loop, and rescale the sums as it grows",
 )
 def one_pass(learner: Learner, expect: Expect) -> None:
     generator = torch.Generator().manual_seed(7)
-    query, (keys, values) = torch.randn(1, 1, 16, generator=generator), torch.randn(
-        2, 6, 4, 1, 16, generator=generator
+    query, (keys, values) = (
+        torch.randn(1, 1, 16, generator=generator),
+        torch.randn(2, 6, 4, 1, 16, generator=generator),
     )
     tables, lengths = torch.arange(6, dtype=torch.int32)[None], torch.tensor([21], dtype=torch.int32)
     given = "21 keys, tiles of 8, one head of 16: numbers read"

@@ -15,7 +15,8 @@ COMBINE = Task(
     title="Put the parts together",
     points=3,
     defines=("my_combine",),
-    preamble="import importlib.util\nimport math\nimport os\nimport torch\nimport triton\nimport triton.language as tl\n"
+    preamble="import importlib.util\nimport math\nimport os\nimport torch\n"
+    "import triton\nimport triton.language as tl\n"
     "from coursekit.given.launches import launch_decode",
 )
 

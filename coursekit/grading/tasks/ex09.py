@@ -145,7 +145,7 @@ def first_writer_copies(learner: Learner, expect: Expect) -> None:
     before = table.blocks
     copies = child.append(1)
     expect.equal(pool.num_free, 13, "blocks free of 16: 6 tokens, a fork, append(1) to the fork")
-    why = "the fork and its parent have one list: child.blocks = self.blocks copies nothing, list(self.blocks) does"
+    why = "fork and parent have one list: child.blocks = self.blocks copies nothing, list(self.blocks) does"
     aliased = why if table.blocks == child.blocks else ""
     given = "the parent's blocks after the fork has appended"
     expect.equal(table.blocks, before, given, hint=aliased)

@@ -91,7 +91,9 @@ def long_enough(learner: Learner, expect: Expect) -> None:
             bits = 256 if max(map(abs, hashes)) >= 2**247 else 64
         if isinstance(value, tuple | list):
             bits = 256  # the tokens themselves: no two blocks have the same
-        expect.true(bits >= 256, "the first 32 blocks of 2 tokens", "hashes of 256 bits", f"{value!r}: {bits} bits")
+        expect.true(
+            bits >= 256, "the first 32 blocks of 2 tokens", "hashes of 256 bits", f"{value!r}: {bits} bits"
+        )
 
 
 @BLOCK_HASH.check(

@@ -98,12 +98,14 @@ def least_recently_used(learner: Learner, expect: Expect) -> None:
         cache.free([block])
     cache.lookup(["a"])
     given = f"a, b, c freed in turn as {blocks}, then a looked up and not shared: allocate(1)"
-    expect.equal(cache.allocate(1), blocks[:1], given, hint="a lookup changes nothing: only share takes a block")
+    expect.equal(
+        cache.allocate(1), blocks[:1], given, hint="a lookup changes nothing: only share takes a block"
+    )
 
 
 @PREFIX_CACHE.check(
     "blank blocks are taken before cached ones",
-    hint="giving up a cached block costs its next reader the work of computing it again; a blank one costs nothing",
+    hint="giving up a cached block costs its next reader the work of computing it; a blank one costs nothing",
 )
 def blank_first(learner: Learner, expect: Expect) -> None:
     cache = learner.MyPrefixCache(4)

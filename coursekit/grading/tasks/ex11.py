@@ -101,6 +101,12 @@ def youngest_gives_way(learner: Learner, expect: Expect) -> None:
         [alone.step(), alone.step()], [["a", "b"], ["a"]], "3 blocks of 4; a 3 + 6, b 7 + 5: two steps"
     )
     expect.equal(state(alone), (["a"], ["b"], 1), "running, waiting, num_free after them")
+    given = "3 blocks of 4; a 5 + 3, b 3 + 5: second step, in which only b, the youngest, needs a block"
+    itself = start(learner, 3, {"a": (5, 3), "b": (3, 5)})
+    itself.step()
+    why = "the youngest gives way even when it needs the block itself: the others go on without it"
+    expect.equal(itself.step(), ["a"], given, hint=why)
+    expect.equal(state(itself)[:2], (["a"], ["b"]), f"running and waiting after the {given}", hint=why)
 
 
 @SCHEDULER_STEP.check(
@@ -136,8 +142,10 @@ def random_mixes(learner: Learner, expect: Expect) -> None:
                 output = source.randint(1, num_blocks * block_size - prompt)
                 scheduler.add(f"r{step}", prompt, output)
                 queue.append([f"r{step}", prompt, prompt + output, False])
+            before, tokens = state(scheduler), {job[0]: job[1] for job in queue}
             served = advance(queue, num_blocks, block_size, most)
             given = f"{num_blocks} blocks of {block_size}, {most} at once at most, seed {seed}, step {step}"
+            given += f"; before it running {before[0]}, waiting {before[1]}, tokens {tokens}"
             expect.equal(scheduler.step(), served, f"who gets a token: {given}")
             held = sum(-(-job[1] // block_size) for job in queue if job[3])
             names = [[job[0] for job in queue if job[3] is runs] for runs in (True, False)]

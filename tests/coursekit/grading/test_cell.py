@@ -11,8 +11,9 @@ from tests.exercises.test_04_block_table import ALLOCATOR
 
 @pytest.mark.parametrize(
     "cell",
-    ["%%time\n{}", "\n%%capture out\n{}", "%%timeit -n1\n{}", "%load_ext autoreload\n{}", "{}\n!ls -l 'it's'", "{}\nstr?\n",
-     "?str\n{}", "{}\nfiles = !ls\n", "{}\nx = %pwd", "{}\ndisplay(1)\nget_ipython().run_line_magic('time', '')",
+    ["%%time\n{}", "\n%%capture out\n{}", "%%timeit -n1\n{}", "%load_ext autoreload\n{}", "{}\n!ls -l 'it's'",
+     "{}\nstr?\n", "?str\n{}", "{}\nfiles = !ls\n", "{}\nx = %pwd",
+     "{}\ndisplay(1)\nget_ipython().run_line_magic('time', '')",
      "from coursekit.checks import check, attempt\nfrom coursekit.lesson import show_source\n{}\n"
      "with attempt():\n    raise NotImplementedError\ncheck.allocator(MyBlockPool)", "\ufeff{}"],
 )  # fmt: skip

@@ -59,11 +59,13 @@ def test_a_hang_ends(tmp_path, judge, monkeypatch):
 
 
 HOSTILE = {
-    "colliding": "class S(set):\n    def __iter__(self):\n        return (k * (2**61 - 1) for k in range(150_000))\n"
+    "colliding": "class S(set):\n    def __iter__(self):\n"
+    "        return (k * (2**61 - 1) for k in range(150_000))\n"
     "class MyBlockPool:\n    def __init__(self, n):\n        self.num_free = S([1])\n",
     "no elements": "import numpy\nclass MyBlockPool:\n    def __init__(self, n):\n"
     "        self.num_free = numpy.empty((60_000_000, 0))\n",
-    "many lists": "class MyBlockPool:\n    def __init__(self, n):\n        self.num_free = [[]] * 3_000_000\n",
+    "many lists": "class MyBlockPool:\n    def __init__(self, n):\n"
+    "        self.num_free = [[]] * 3_000_000\n",
     "deep": "x = []\nfor _ in range(900):\n    x = [x]\nclass MyBlockPool:\n    def __init__(self, n):\n"
     "        self.num_free = x\n",
 }
@@ -81,7 +83,11 @@ def test_a_child_that_outlives_its_parent_is_not_waited_for(tmp_path):
     """The hook is taken out of the way, as a determined person can."""
     with Learner({"loop": "import time\ndef loop():\n    time.sleep(600)"}) as learner:
         descriptor = os.dup(learner._process.stdout.fileno())
-        writer = os.open(f"/proc/{learner._process.pid}/fd/1", os.O_RDONLY) if os.path.isdir("/proc/self") else None
+        writer = (
+            os.open(f"/proc/{learner._process.pid}/fd/1", os.O_RDONLY)
+            if os.path.isdir("/proc/self")
+            else None
+        )
         started = time.monotonic()
         with pytest.raises(Exception, match="not done after"), learner.time_limit(0.2):
             learner.loop()

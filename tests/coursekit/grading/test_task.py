@@ -84,7 +84,12 @@ def test_the_first_failure_is_told_in_full_and_the_others_by_name():
 
 def test_what_an_answer_raises_comes_with_its_line_the_input_and_the_hint():
     text = grade("def double(n):\n    return {}[n]").text()
-    for words in ("input     double(2)", "raised    KeyError: 2", "at line 2: return {}[n]", "hint      twice"):
+    for words in (
+        "input     double(2)",
+        "raised    KeyError: 2",
+        "at line 2: return {}[n]",
+        "hint      twice",
+    ):
         assert words in text
 
 
@@ -99,7 +104,8 @@ def test_a_stubbed_method_is_named_and_the_rest_is_checked():
     def two(learner, expect):
         expect.equal(learner.Pair().two(), 2, "two()")
 
-    source = "class Pair:\n    def one(self):\n        raise NotImplementedError()\n    def two(self):\n        return 2"
+    source = "class Pair:\n    def one(self):\n        raise NotImplementedError()\n"
+    source += "    def two(self):\n        return 2"
     result = grade_answer(task, {"pair": source})
     assert result.verdict == "not done yet"
     assert [check.passed for check in result.checks] == [False, True]
@@ -109,14 +115,18 @@ def test_a_stubbed_method_is_named_and_the_rest_is_checked():
 def test_behind_a_first_check_that_guards_no_count_is_shown():
     task = Task(name="double", exercise="99", title="", points=1, defines=("double",))
     for title in ("first", "second", "third"):
-        task.check(title, hint="h", guards=True)(lambda learner, expect: expect.equal(learner.double(1), 2, "double(1)"))
+        task.check(title, hint="h", guards=True)(
+            lambda learner, expect: expect.equal(learner.double(1), 2, "double(1)")
+        )
     text = grade_answer(task, {"double": "def double(n):\n    return n"}).text()
     assert "failed at check 1 of 3; the rest was not run" in text and "0 of 3" not in text
 
 
 def test_a_second_task_says_that_the_first_comes_first():
-    answers = {"chunk_mask": "def my_chunk_mask(a, b):\n    torch.ones(a, b)", "chunked_prefill": "def my_chunked_prefill"
-               "(model, tokens, lens, cache, slots):\n    return my_chunk_mask(1, 1).float()"}  # fmt: skip
+    answers = {
+        "chunk_mask": "def my_chunk_mask(a, b):\n    torch.ones(a, b)",
+        "chunked_prefill": "def my_chunked_prefill(*args):\n    return my_chunk_mask(1, 1).float()",
+    }
     assert grade_answer(TASKS["chunked_prefill"], answers).reason.startswith("task 1 first: my_chunk_mask")
 
 
