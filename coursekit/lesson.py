@@ -39,9 +39,10 @@ def _function(item: Callable[..., Any] | type | property) -> Any:
 
 
 def _package_path(item: Callable[..., Any] | type | property) -> str:
-    """minipaged/memory.py, wherever the package is installed."""
+    """minipaged/memory.py or coursekit/given/pools.py, wherever the packages are installed."""
     parts = Path(inspect.getsourcefile(_function(item)) or "").parts
-    return "/".join(parts[len(parts) - 1 - parts[::-1].index("minipaged") :])
+    first = max(i for i, part in enumerate(parts) if part in ("minipaged", "coursekit"))
+    return "/".join(parts[first:])
 
 
 def compare(guess: float | None, answer: float, unit: str, wrong: Mapping[float, str] | None = None) -> None:

@@ -525,7 +525,7 @@ def my_block_hashes(token_ids, block_size, salt=None):
         ),
         of(
             "forgets its tokens",
-            "when a block is missing",
+            "when a block is missing|who gave way",
             "scheduler_step",
             1,
             ("                self.drop(victim)\n", "                self.drop(victim); victim.n = 1\n"),
