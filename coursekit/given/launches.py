@@ -72,8 +72,9 @@ def write_padded(
     `key_pool` [num_blocks, block_size, num_kv_heads, at least head_size]: what is more is nobody's.
     """
     size = key.shape[2]
-    rows = [torch.nn.functional.pad(row, (0, row_step - size))[..., :size] for row in (key, value)]
-    launch_write_kv(kernel, *rows, slots, key_pool[..., :size], value_pool[..., :size])
+    more = 0, row_step - size
+    key, value = (torch.nn.functional.pad(row, more)[..., :size] for row in (key, value))
+    launch_write_kv(kernel, key, value, slots, key_pool[..., :size], value_pool[..., :size])
 
 
 def launch_decode(

@@ -141,7 +141,7 @@ def take_away(where: str, names: Sequence[str], refuse: Callable[[str], None]) -
         sys.modules["readline"] = None  # type: ignore[assignment]  # cannot be imported any more
         return
     for part in filter(None, rest.split(".")):
-        owner = getattr(owner, part, None)  # type: ignore[assignment]
+        owner = getattr(owner, part, None)
     for name in names:
         if hasattr(owner, name):
             with suppress(TypeError, AttributeError):  # a type that is written in C

@@ -177,7 +177,7 @@ class Learner:
                 texts = str(raised["message"])[:500], str(raised["line"])[:200]
                 raise Raised(names, *texts, str(raised.get("function", ""))[:100])
             else:
-                return wire.decode(reply["value"], lambda *number: Remote(self, *number, label))
+                return wire.decode(reply["value"], lambda number, kind: Remote(self, number, kind, label))
         except (EOFError, OSError, ValueError):
             self._kill("")
         except (wire.WireError, TypeError, KeyError, AttributeError, MemoryError, RecursionError):

@@ -316,7 +316,7 @@ class MyBlockTable:
             ("acc = acc * tl.exp(largest - new)", "acc = acc"),
         ),
         of(
-            "divides by nothing",
+            "leaves 0 / 0 where nothing is read",
             "a sequence without keys",
             "decode_kernel",
             1,
@@ -531,7 +531,7 @@ def my_block_hashes(token_ids, block_size, salt=None):
             ("                self.drop(victim)\n", "                self.drop(victim); victim.n = 1\n"),
         ),
         of(
-            "keeps the blocks of who is done",
+            "does not give the blocks of a finished request back",
             "a request that can never run|a request holds",
             "scheduler_step",
             0,

@@ -1,6 +1,7 @@
 """Exercise 06: a kernel that writes keys and values to their slots."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,13 +108,9 @@ def head_strides(learner: Learner, expect: Expect) -> None:
         given = f"5 tokens, slots {SLOTS}, block size 4, 2 heads of 16, stride_head {row_step}, "
         given += f"stride_cache_head {cache_step}"
         slots = torch.tensor(SLOTS, dtype=torch.int32)
-        run_fenced(
-            expect,
-            given,
-            lambda rows=rows, kept=kept, slots=slots, row_step=row_step: learner.write_padded(
-                learner.my_write_kv, *(row.contiguous() for row in rows), slots, *kept, row_step
-            ),
-        )
+        key, value = (row.contiguous() for row in rows)
+        call = partial(learner.write_padded, learner.my_write_kv, key, value, slots, *kept, row_step)
+        run_fenced(expect, given, call)
         for name, row, wanted, pool in zip(["key", "value"], rows, pools, kept, strict=True):
             wanted.view(24, 2, cache_step)[SLOTS, :, :16] = row
             axes = ["block", "offset", "head", "number"]
