@@ -59,13 +59,14 @@ class TaskResult:
             return f"{name}: failed, {self.problem}" + ("\n" + self._list() if self.checks else "")
         done = sum(check.passed for check in self.checks)
         stubs = list(dict.fromkeys(check.stub for check in self.checks if check.stub))
-        if not done and all(check.not_done for check in self.checks) and len(stubs) <= 1:
-            return f"{name}: not done yet"
+        if not done and all(check.not_done for check in self.checks):
+            methods = [stub for stub in stubs if stub not in self.task.defines]
+            return f"{name}: not done yet" + (f"\n  to be written: {', '.join(methods)}" if methods else "")
         said = f"{name}: {self.verdict}, {done} of {total} checks passed"
         if len(self.checks) < total:
             said = f"{name}: {self.verdict} at check {len(self.checks)} of {total}; the rest was not run"
         if stubs:
-            said += f"\n  not written yet: {', '.join(stubs)}"
+            said += f"\n  to be written: {', '.join(stubs)}"
         return said + "\n" + self._list()
 
     def _list(self) -> str:

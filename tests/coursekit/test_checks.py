@@ -91,7 +91,8 @@ def test_a_cell_that_was_not_seen_is_found_by_its_code(notebook):
 
 
 def test_an_unsolved_one_says_so_and_raises_nothing(notebook):
-    assert notebook(ALLOCATOR.stub(), "check.allocator(MyBlockPool)") == "allocator: not done yet\n"
+    out = notebook(ALLOCATOR.stub(), "check.allocator(MyBlockPool)")
+    assert out == "allocator: not done yet\n  to be written: MyBlockPool.__init__\n"
 
 
 def test_under_nbgrader_an_unsolved_one_raises(notebook, monkeypatch):

@@ -273,7 +273,7 @@ class MyBlockTable:
             missing += 1
         if missing:
             got = self.pool.allocate(missing)
-            if not got:
+            if got is None:
                 return False
             self.blocks.extend(got)
         self.num_tokens += n

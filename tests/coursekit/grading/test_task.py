@@ -109,7 +109,7 @@ def test_a_stubbed_method_is_named_and_the_rest_is_checked():
     result = grade_answer(task, {"pair": source})
     assert result.verdict == "not done yet"
     assert [check.passed for check in result.checks] == [False, True]
-    assert "not written yet: Pair.one" in result.text()
+    assert "to be written: Pair.one" in result.text()
 
 
 def test_behind_a_first_check_that_guards_no_count_is_shown():
