@@ -128,11 +128,11 @@ class MyPrefixCache:
         return len(self.unused)
 
     def allocate(self, n):
-        """`n` free blocks, or None: blank ones first, of each kind the longest free. Their keys are forgotten."""
+        """`n` free blocks, or None: blank ones first, of each kind the longest free."""
         ### BEGIN SOLUTION
         if n > self.num_free:
             return None
-        blocks = sorted(self.unused, key=lambda block: block in self.key_of)[:n]  # blank ones first
+        blocks = sorted(self.unused, key=lambda block: block in self.key_of)[:n]
         for block in blocks:
             del self.unused[block]
             self.holders[block] = 1
