@@ -50,7 +50,13 @@ class PluggedTable:
 
     @property
     def blocks(self) -> list[int]:
-        return [int(block) for block in self.mine.blocks]
+        blocks = [int(block) for block in self.mine.blocks]
+        wrong = [block for block in blocks if not 0 <= block < self.pool.num_blocks]
+        if wrong:  # a kernel would read or write memory of somebody else through them
+            raise ValueError(
+                f"a table holds block {wrong[0]}, and the pool has 0 to {self.pool.num_blocks - 1}"
+            )
+        return blocks
 
     def adopt(self, blocks: Sequence[int]) -> None:
         """Nothing: there are no prefix hits."""

@@ -52,7 +52,10 @@ def is_as_handed_out(exercise: Exercise) -> bool:
     from coursekit.publish.exercise_build import handed_out_notebook
     from coursekit.publish.notebooks import compare_cells
 
-    return compare_cells(handed_out_notebook(exercise.source), exercise.path) is None
+    try:
+        return compare_cells(handed_out_notebook(exercise.source), exercise.path) is None
+    except Exception:  # whatever nbformat makes of a file that is cut, or has two versions in it
+        return False
 
 
 def reset(exercise: Exercise) -> Path | None:

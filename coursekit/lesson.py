@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,19 @@ def _package_path(item: Callable[..., Any] | type | property) -> str:
     return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
 
 
-def compare(guess: float | None, answer: float, unit: str) -> None:
+def compare(guess: float | None, answer: float, unit: str, wrong: Mapping[float, str] | None = None) -> None:
     """Put the guess that the reader committed to beside the answer.
 
     `guess` is None where the reader wrote none; the lesson then goes on with the answer alone.
+    `wrong`: guesses that are to be expected, each with the thought that leads there and what it leaves out.
     """
     said = f"It is **{number(answer)} {unit}**."
     if guess is None:
         said += " You wrote no guess."
     elif guess == answer:
         said += " Your guess was exactly that."
+    elif expected := [why for value, why in (wrong or {}).items() if abs(guess - value) <= abs(value) / 100]:
+        said += f" Your guess was {number(guess)}: {expected[0]}."
     elif guess <= 0 or answer <= 0:
         said += f" Your guess was {number(guess)}."
     else:

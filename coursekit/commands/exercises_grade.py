@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     from coursekit.exercises import find_exercises
     from coursekit.grading import gradebook, report
+    from coursekit.grading.judge import Judge
     from coursekit.grading.notebook import tasks_of
 
     try:
@@ -39,8 +40,12 @@ def run(args: argparse.Namespace) -> int:
     names = gradebook.handed_in(submissions, names)
     total = len(submissions) * sum(len(tasks_of(name[:2])) for name in names)
     everybody = []
-    with report.files_in(args.out) as add, tqdm(total=total, unit="item", disable=None, leave=False) as bar:
-        for marks in gradebook.grade_class(submissions, names, bar.update):
+    with (
+        report.files_in(args.out) as add,
+        tqdm(total=total, unit="item", disable=None, leave=False) as bar,
+        Judge() as judge,
+    ):
+        for marks in gradebook.grade_class(submissions, names, bar.update, judge.grade_file):
             add(marks)
             everybody.append(marks)
     if args.json:
@@ -50,5 +55,7 @@ def run(args: argparse.Namespace) -> int:
     for marks in everybody:
         for note in marks.notes:
             print(report.printable(f"{marks.student}: {note}"))
+    for path in gradebook.loose_files(args.folder):
+        print(report.printable(f"not graded, it lies in no learner's folder: {path.name}"))
     print(f"\n{args.out / 'grades.csv'} has every item, {args.out / 'reports'} a report for each learner.")
     return 0

@@ -43,7 +43,8 @@ def fence(args: Mapping[str, Any], skipped: Mapping[str, int]) -> Iterator[None]
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def real(pointers: Any, mask: Any, does: str) -> Any:
-        addresses, live = np.broadcast_arrays(pointers.data, mask.data)
+        # A comparison in the interpreter makes int32 of what is true: only as truths can it be inverted.
+        addresses, live = np.broadcast_arrays(pointers.data, mask.data.astype(bool))
         moved, allowed = addresses.copy(), ~live
         for name, tensor in tensors.items():
             skip = skipped.get(name, 0) * tensor.element_size()
@@ -64,6 +65,29 @@ def fence(args: Mapping[str, Any], skipped: Mapping[str, int]) -> Iterator[None]
         yield
     finally:
         del builder.create_masked_load, builder.create_masked_store  # the class's own methods show again
+
+
+@contextmanager
+def counted_reads(*tensors: torch.Tensor) -> Iterator[list[int]]:
+    """While it is open, count the elements of each tensor that kernels read; one read twice counts twice."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    counts = [0] * len(tensors)
+    load = builder.create_masked_load
+
+    def counting(pointers: Any, mask: Any, *more: Any) -> Any:
+        addresses, live = np.broadcast_arrays(pointers.data, mask.data.astype(bool))
+        for i, tensor in enumerate(tensors):
+            start = tensor.data_ptr()
+            counts[i] += int((live & (addresses >= start) & (addresses < start + extent(tensor))).sum())
+        return load(pointers, mask, *more)
+
+    builder.create_masked_load = counting
+    try:
+        yield counts
+    finally:
+        if vars(builder).get("create_masked_load") is counting:
+            del builder.create_masked_load
 
 
 def extent(tensor: torch.Tensor) -> int:

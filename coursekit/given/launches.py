@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from coursekit.given.fence import run_fenced
+from coursekit.given.fence import counted_reads, run_fenced
 
 
 def launch_write_kv(
@@ -58,6 +58,25 @@ def write_projection(
     launch_write_kv(kernel, key, value, slots, key_cache, value_cache, first_block=first_block)
 
 
+def write_padded(
+    kernel: Any,
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    row_step: int,
+) -> None:
+    """The same with room between two heads: in the rows they are `row_step` numbers apart.
+
+    `key_pool` [num_blocks, block_size, num_kv_heads, at least head_size]: what is more is nobody's.
+    """
+    size = key.shape[2]
+    more = 0, row_step - size
+    key, value = (torch.nn.functional.pad(row, more)[..., :size] for row in (key, value))
+    launch_write_kv(kernel, key, value, slots, key_pool[..., :size], value_pool[..., :size])
+
+
 def launch_decode(
     kernel: Any,
     query: Tensor,
@@ -101,6 +120,15 @@ def launch_decode(
         kernel, (num_query_heads, num_seqs), args, {"key_cache_ptr": skipped, "value_cache_ptr": skipped}
     )
     return output
+
+
+def reads_of_decode(
+    kernel: Any, query: Tensor, key_cache: Tensor, value_cache: Tensor, *rest: Any
+) -> list[int]:
+    """How many numbers of the key cache and of the value cache `launch_decode` with these arguments reads."""
+    with counted_reads(key_cache, value_cache) as counts:
+        launch_decode(kernel, query, key_cache, value_cache, *rest)
+    return counts
 
 
 def decode_from_pool(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from coursekit.grading.learner import Ended, Learner, Raised
 from coursekit.grading.task import CheckResult, Task, run_check
+from coursekit.grading.tasks import TASKS
 
 Verdict = Literal["passed", "failed", "not done yet"]
 
@@ -47,32 +48,55 @@ class TaskResult:
         return failed.title if self.verdict == "failed" else self.verdict
 
     def text(self) -> str:
-        """What the learner reads; the same answer always gives the same text, wherever it ran."""
+        """What the learner reads; the same answer always gives the same text, wherever it ran.
+
+        Of several checks that failed the first is told in full: the others usually follow from it.
+        """
+        name, total = self.task.name, len(self.task.checks)
         if self.passed:
-            return f"{self.task.name}: passed, all {len(self.checks)} checks\n" + self._list()
+            return f"{name}: passed, all {total} checks\n" + self._list()
         if self.problem:
-            return f"{self.task.name}: failed, {self.problem}" + ("\n" + self._list() if self.checks else "")
-        if self.verdict == "not done yet" and not any(check.passed for check in self.checks):
-            return f"{self.task.name}: not done yet"
+            return f"{name}: failed, {self.problem}" + ("\n" + self._list() if self.checks else "")
         done = sum(check.passed for check in self.checks)
-        return (
-            f"{self.task.name}: {self.verdict}, {done} of {len(self.task.checks)} checks passed\n"
-            + self._list()
-        )
+        stubs = list(dict.fromkeys(check.stub for check in self.checks if check.stub))
+        if not done and all(check.not_done for check in self.checks):
+            methods = [stub for stub in stubs if stub not in self.task.defines]
+            return f"{name}: not done yet" + (f"\n  to be written: {', '.join(methods)}" if methods else "")
+        said = f"{name}: {self.verdict}, {done} of {total} checks passed"
+        if len(self.checks) < total:
+            said = f"{name}: {self.verdict} at check {len(self.checks)} of {total}; the rest was not run"
+        if stubs:
+            said += f"\n  to be written: {', '.join(stubs)}"
+        return said + "\n" + self._list()
 
     def _list(self) -> str:
-        lines = []
+        lines, told = [], False
         for check in self.checks:
-            lines.append(f"  {'✓' if check.passed else '✗'} {check.title}")
-            lines += [f"      {line}" for line in check.message.splitlines()]
+            lines.append(f"  {'✓' if check.passed else '·' if check.not_done else '✗'} {check.title}")
+            if check.message and not told:
+                told = True
+                lines += [f"      {line}" for line in check.message.splitlines()]
         return "\n".join(lines)
 
 
 def grade_answer(task: Task, sources: Mapping[str, str]) -> TaskResult:
     """Run `task`'s checks on an answer. Never raises for anything that the answer does.
 
-    `sources`: the text of the answer cells by task name, those of the tasks in `task.needs` among them.
+    `sources`: the text of the answer cells by task name, those of the tasks in `task.needs` among them. Where
+    one of those does not pass its own checks, the result says so and no more.
     """
+    result = _grade(task, sources)
+    if result.passed or result.verdict == "not done yet":
+        return result
+    for needed in task.needs:
+        if sources.get(needed, "").strip() and not grade_answer(TASKS[needed], sources).passed:
+            number = [name for name in TASKS if TASKS[name].exercise == task.exercise].index(needed) + 1
+            why = f"task {number} first: {', '.join(TASKS[needed].defines)} does not pass its own check yet"
+            return TaskResult(task, [], f"{why}, and this task uses it")
+    return result
+
+
+def _grade(task: Task, sources: Mapping[str, str]) -> TaskResult:
     wanted = [*task.needs, task.name]
     missing = [name for name in wanted if not sources.get(name, "").strip()]
     if missing:
@@ -87,8 +111,8 @@ def grade_answer(task: Task, sources: Mapping[str, str]) -> TaskResult:
             for check in task.checks:
                 results.append(CheckResult(check.title))  # failed until it has passed
                 results[-1] = run_check(check, learner)
-                if results[-1].not_done or (check.guards and not results[-1].passed):
-                    break
+                if results[-1].stub in task.defines or (check.guards and not results[-1].passed):
+                    break  # a function that is a stub passes nothing; behind a guard all is expensive
     except Raised as error:
         return TaskResult(task, results, _why_it_does_not_run(error))
     except Ended as error:

@@ -13,6 +13,7 @@ from coursekit.grading.grade import TaskResult
 from coursekit.grading.notebook import grade_file, tasks_of
 
 NOT_HANDED_IN = "not handed in"
+DEEPEST = 5  # folders inside one another in a learner's
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,22 @@ class Submission:
 def find_submissions(folder: Path, names: Sequence[str]) -> list[Submission]:
     """One submission for each folder in `folder`, by name; `names` are those of the exercises.
 
-    FOLDER/STUDENT/NAME/NAME.ipynb, as nbgrader has it, or FOLDER/STUDENT/NAME.ipynb. FileNotFoundError when
-    `folder` does not exist or holds no submission at all.
+    FOLDER/STUDENT/NAME/NAME.ipynb, as nbgrader has it, FOLDER/STUDENT/NAME.ipynb, or anywhere else in the
+    learner's folder. FileNotFoundError when `folder` does not exist or holds no submission at all.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder")
     folders = sorted(path for path in folder.iterdir() if path.is_dir() or path.is_symlink())
-    students = [path for path in folders if not path.name.startswith(".")]
-    submissions = [find_files(student, names) for student in students]
+    submissions = [find_files(student, names) for student in folders if not is_debris(student.name)]
     if not any(submission.files or submission.refused for submission in submissions):
         example = f"{folder}/STUDENT/{names[0]}/{names[0]}.ipynb"
         raise FileNotFoundError(f"{folder} holds no submission; one looks like {example}")
     return submissions
+
+
+def loose_files(folder: Path) -> list[Path]:
+    """Notebooks beside the learners' folders: nobody is marked for them."""
+    return sorted(path for path in folder.iterdir() if is_notebook(path.name) and not path.is_dir())
 
 
 def find_files(student: Path, names: Sequence[str]) -> Submission:
@@ -90,37 +95,81 @@ def find_files(student: Path, names: Sequence[str]) -> Submission:
     if student.is_symlink():
         found.refused = dict.fromkeys(names, "the folder is a link")
         return found
+    notebooks = notebooks_in(student)
     used = set()
     for name in names:
-        nested, plain = student / name / f"{name}.ipynb", student / f"{name}.ipynb"
-        there = [path for path in (nested, plain) if os.path.lexists(path)]
-        if not there:
+        places = sorted(
+            (path for path in notebooks if name.lower() in path.stem.lower()),
+            key=lambda path: (rank(path.relative_to(student), name), path),
+        )
+        if not places:
             continue
-        used |= set(there)
-        if len(there) == 2:
-            found.notes.append(f"{name}.ipynb is there twice; graded was the one in the folder {name}")
-        if there[0].parent.is_symlink() or there[0].is_symlink():
-            found.refused[name] = "the file is a link" if there[0].is_symlink() else "the folder is a link"
+        path, *others = places
+        used |= set(places)
+        where = path.relative_to(student)
+        if others:
+            found.notes.append(
+                f"{name}: graded was {where}, not {', '.join(str(o.relative_to(student)) for o in others)}"
+            )
+        elif rank(where, name) > 1:  # not where it was asked for
+            found.notes.append(f"{name}: graded was {where}")
+        if path.is_symlink() or path.parent.is_symlink():
+            found.refused[name] = "the file is a link" if path.is_symlink() else "the folder is a link"
         else:
-            found.files[name] = there[0]
-    others = [path for path in notebooks_in(student) if path not in used]
+            found.files[name] = path
+    others = [path for path in notebooks if path not in used]
     found.notes += [f"not graded, its name is no exercise's: {path.relative_to(student)}" for path in others]
     return found
 
 
+def rank(path: Path, name: str) -> int:
+    """How far a file is from where an exercise belongs: 0 nbgrader's place, 3 another name."""
+    if path.parts in ((name, f"{name}.ipynb"), (f"{name}.ipynb",)):
+        return len(path.parts) % 2
+    return 2 if path.name.lower() == f"{name}.ipynb" else 3
+
+
 def notebooks_in(student: Path) -> list[Path]:
-    """Every notebook in a learner's folder and the folders in it, one level deep."""
-    return sorted(path for depth in ("*.ipynb", "[0-9]*/*.ipynb") for path in student.glob(depth))
+    """Every notebook in a learner's folder and the folders in it. Links are named, not entered."""
+    found = []
+    for folder, inner, files in os.walk(student):
+        here = Path(folder)
+        links = [name for name in inner if (here / name).is_symlink()]
+        for link in links:  # named as a link, not entered
+            found += [path for path in (here / link).glob("*.ipynb") if is_notebook(path.name)]
+        inner[:] = [name for name in inner if not is_debris(name) and name not in links]
+        found += [here / name for name in [*files, *inner] if is_notebook(name)]
+        if len(here.relative_to(student).parts) >= DEEPEST:
+            inner.clear()
+    return sorted(found)
+
+
+def is_notebook(name: str) -> bool:
+    return name.lower().endswith(".ipynb") and not is_debris(name)
+
+
+def is_debris(name: str) -> bool:
+    """Whether a name is what systems and tools leave behind: hidden, or of a Mac's archive."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+Grade = Callable[[Path, str], Iterator[TaskResult]]
 
 
 def grade_class(
-    submissions: Sequence[Submission], names: Sequence[str], done: Callable[[int], object]
+    submissions: Sequence[Submission],
+    names: Sequence[str],
+    done: Callable[[int], object],
+    grade: Grade = grade_file,
 ) -> Iterator[Marks]:
-    """Mark one learner after the other for the exercises in `names`; calls `done(1)` after each item."""
+    """Mark one learner after the other for the exercises in `names`; calls `done(1)` after each item.
+
+    `grade` judges a file: judge.Judge().grade_file does so in another process.
+    """
     for submission in submissions:
         marks = Marks(submission.student, notes=list(submission.notes))
         for name in names:
-            for item in grade_exercise(submission, name):
+            for item in grade_exercise(submission, name, grade):
                 marks.items.append(item)
                 done(1)
         yield marks
@@ -132,7 +181,7 @@ def handed_in(submissions: Sequence[Submission], names: Sequence[str]) -> list[s
     return [name for name in names if any(name in s.files or name in s.refused for s in real)]
 
 
-def grade_exercise(submission: Submission, name: str) -> Iterator[Item]:
+def grade_exercise(submission: Submission, name: str, grade: Grade = grade_file) -> Iterator[Item]:
     """An item for each task of the exercise `name`, in their order."""
     tasks = tasks_of(name[:2])
     items = [Item(submission.student, name, task.name, task.points, "no result") for task in tasks]
@@ -141,5 +190,5 @@ def grade_exercise(submission: Submission, name: str) -> Iterator[Item]:
     elif name not in submission.files:
         yield from (replace(item, verdict=NOT_HANDED_IN, reason="no file") for item in items)
     else:
-        results = grade_file(submission.files[name], name[:2])
+        results = grade(submission.files[name], name[:2])
         yield from (item.marked(result) for item, result in zip(items, results, strict=True))

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from coursekit.grading import landlock
@@ -37,7 +38,24 @@ CHANGES_FILES = {
 # Where libraries look things up while they work. Not all of /proc/self and /dev: they lead to every file.
 SYSTEM_FILES = ("/proc/self/status", "/proc/self/maps", "/proc/cpuinfo", "/proc/meminfo")
 SYSTEM_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-SYSTEM_FOLDERS = ("/sys/", "/usr/", "/lib/", "/lib64/", "/etc/")
+SYSTEM_FOLDERS = (
+    *("/sys/", "/lib/", "/lib64/", "/etc/"),
+    *(f"/usr/{name}/" for name in ("lib", "lib64", "libexec", "share", "local/lib", "local/share")),
+)
+# Of fcntl: from which process a signal comes, and which, when a file can be read. The numbers are Linux's.
+SETS_SIGNAL = frozenset((8, 10, 15))  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+# Open or signal without an audit event. (What C code does by itself no hook sees: that is Landlock's part.)
+UNSEEN = {
+    "os": ("pidfd_open", "posix_openpt"),
+    "posix": ("pidfd_open", "posix_openpt"),
+    "signal": ("pidfd_send_signal", "sigqueue"),
+    "_signal": ("pidfd_send_signal", "sigqueue"),
+    "torch": ("from_file",),
+    "torch._C._VariableFunctions": ("from_file",),
+    "torch.storage.UntypedStorage": ("from_file",),
+    "torch._C.StorageBase": ("from_file", "_new_shared_filename_cpu"),
+    "readline": ("read_history_file", "write_history_file", "append_history_file", "read_init_file"),
+}
 
 
 def limit_resources() -> None:
@@ -46,11 +64,18 @@ def limit_resources() -> None:
         import resource
     except ImportError:  # Windows
         return
-    used = _address_space()
-    if used is not None:
-        _lower(resource.RLIMIT_AS, used + MEMORY_LIMIT)
+    limit_memory(MEMORY_LIMIT)
     _lower(resource.RLIMIT_FSIZE, FILE_LIMIT)
     _lower(resource.RLIMIT_CORE, 0)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have `more` bytes of addresses beyond those it has, where the platform can tell."""
+    used = _address_space()
+    if used is not None:
+        import resource
+
+        _lower(resource.RLIMIT_AS, used + more)
 
 
 def _address_space() -> int | None:
@@ -82,11 +107,13 @@ def close_the_door(refuse: Callable[[str], None], forbidden: Sequence[str], fold
         _posixsubprocess.fork_exec = lambda *args: refuse("starts a program")
     forbidden, folder = [os.path.realpath(path) for path in forbidden], os.path.realpath(folder)
     # Virtual environments often lie inside the folder of a project, so what may be read is listed.
-    readable = [*SYSTEM_FOLDERS, sys.prefix, sys.base_prefix]
-    readable += [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix)]
+    own = {sys.prefix, sys.base_prefix} - {"/", "/usr", "/usr/local"}
+    own |= {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    readable = [*SYSTEM_FOLDERS, *own, *map(os.path.realpath, own)]
     # Libraries that look at the stack read the sources on it, ours among them: no answer is in those.
     own_files = [
-        os.path.join(os.path.dirname(__file__), name) for name in ("worker.py", "guard.py", "wire.py")
+        os.path.join(os.path.dirname(__file__), name)
+        for name in ("worker.py", "guard.py", "wire.py", "cell.py")
     ]
     files = [*own_files, *SYSTEM_FILES, *SYSTEM_DEVICES]
     judge = make_judge(readable, files, forbidden, folder)
@@ -99,9 +126,26 @@ def close_the_door(refuse: Callable[[str], None], forbidden: Sequence[str], fold
             finally:
                 raise PermissionError(what)
 
+    for where, names in UNSEEN.items():
+        take_away(where, names, refuse)
     sys.path[:] = [path for path in sys.path if not judge("open", (path + os.sep, None, 0))]
     landlock.restrict([*readable, *files], [folder, os.devnull], forbidden)
     sys.addaudithook(hook)
+
+
+def take_away(where: str, names: Sequence[str], refuse: Callable[[str], None]) -> None:
+    """Functions of a loaded module or class, as in "torch.storage.UntypedStorage", refuse from now on."""
+    module, _, rest = where.partition(".")
+    owner = sys.modules.get(module)
+    if where == "readline" and owner is None:
+        sys.modules["readline"] = None  # type: ignore[assignment]  # cannot be imported any more
+        return
+    for part in filter(None, rest.split(".")):
+        owner = getattr(owner, part, None)
+    for name in names:
+        if hasattr(owner, name):
+            with suppress(TypeError, AttributeError):  # a type that is written in C
+                setattr(owner, name, lambda *args, name=name, **more: refuse(f"calls {where}.{name}"))
 
 
 def make_judge(
@@ -115,8 +159,10 @@ def make_judge(
     sep, devnull, writes = os.sep, os.devnull, os.O_WRONLY | os.O_RDWR | os.O_CREAT
     read_from = tuple(path.rstrip(sep) + sep for path in [*readable, folder])
     own = tuple(path + sep for path in forbidden)
+    packages = tuple(path for path in own if path.endswith(("minipaged" + sep, "coursekit" + sep)))
     write_to, libraries = folder + sep, sysconfig.get_path("platlib") + sep
     allowed, refused, changing = frozenset(files), frozenset(NEVER), frozenset(CHANGES_FILES)
+    sets_signal = SETS_SIGNAL
     is_a, string, kinds, number, kind = isinstance, str, (str, bytes), int, type
     text_of, decode = str.__str__, bytes.decode  # a subclass may say that it is another path
 
@@ -144,11 +190,13 @@ def make_judge(
             path, _, flags = args
             if kind(path) is number or (may_write(path) if flags & writes else may_read(path)):
                 return ""
-            if absolute(path).startswith(own):
+            if absolute(path).startswith(packages):
                 return "reads minipaged itself: the exercise asks you to write it"
             return f"opens {exact(path)!r}"
         if event == "ctypes.dlopen":
             return "" if absolute(args[0]).startswith(libraries) else "loads a C library"
+        if event == "fcntl.fcntl" and args[1] in sets_signal:
+            return "sends a signal to another process"
         if event in refused or event.startswith("socket."):
             return f"calls {event}"
         if event in changing:

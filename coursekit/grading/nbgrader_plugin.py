@@ -15,6 +15,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade
 
 from coursekit.grading.gradebook import Item, find_files, grade_exercise
+from coursekit.grading.judge import Judge
 from coursekit.grading.notebook import CHECK, answer_cells, code_of, marks_of, tasks_of
 
 
@@ -74,7 +75,9 @@ class Grade(NbGraderPreprocessor):
             if is_grade(cell):
                 cell.outputs = [failure("no result")]
         submission = find_files(folder.parent, [where["assignment"]])
-        items = {item.task + CHECK: item for item in grade_exercise(submission, where["assignment"])}
+        with Judge() as judge:
+            graded = grade_exercise(submission, where["assignment"], judge.grade_file)
+            items = {item.task + CHECK: item for item in graded}
         for cell in nb.cells:
             if is_grade(cell) and cell.metadata.nbgrader.grade_id in items:
                 cell.outputs = [output_of(items[cell.metadata.nbgrader.grade_id])]

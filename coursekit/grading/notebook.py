@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coursekit.grading.cell import plain_text
 from coursekit.grading.grade import TaskResult, grade_answer
 from coursekit.grading.task import Task
 from coursekit.grading.tasks import TASKS
 
+CONFLICT = re.compile(rb"^(<<<<<<< |>>>>>>> )", re.MULTILINE)
 CHECK = "-check"  # the grade_id of a task's test cell is the task's name and this
 LARGEST_FILE = 20 * 2**20  # bytes; an exercise has some 50 thousand
 # At the start of a line, as code is at a cell's top. Python's parser runs out of stack on text made for that.
-DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)|^(\w+) *(?::[^=\n]*)?=(?!=)", re.MULTILINE)
+DEFINITION = re.compile(r"^[ \t]*(?:async +def|def|class) +(\w+)|^(\w+) *(?::[^=\n]*)?=(?!=)", re.MULTILINE)
 
 
 class Unreadable(Exception):
@@ -35,7 +37,10 @@ def read_notebook(path: Path) -> dict[str, Any]:
                 raise Unreadable("is not a file")
             if facts.st_size > LARGEST_FILE:
                 raise Unreadable(f"has {facts.st_size} bytes, the limit is {LARGEST_FILE}")
-            notebook = json.loads(file.read(LARGEST_FILE + 1))
+            data = file.read(LARGEST_FILE + 1)
+        if CONFLICT.search(data):
+            raise Unreadable("holds two versions: git left its marks <<<<<<< and >>>>>>> in it")
+        notebook = json.loads(data)
     except OSError as error:
         raise Unreadable("is a link" if path.is_symlink() else f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -53,8 +58,8 @@ def tasks_of(exercise: str) -> list[Task]:
 def answer_cells(notebook: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, int]:
     """The index of each task's answer cell; tasks that have none are left out.
 
-    It is the code cell whose grade_id is the task's name. If that is gone, was turned into text or defines
-    something else, it is the last code cell that defines what the task asks for.
+    It is the code cell whose grade_id is the task's name. If that is gone, was turned into text or does not
+    name what the task asks for, it is the last code cell that defines what the task asks for.
     """
     cells = notebook["cells"]
     marked: dict[Any, int] = {}  # of several cells with one id the last counts, as nbgrader has it
@@ -66,7 +71,7 @@ def answer_cells(notebook: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str
     for task in tasks:
         its_own = [marked[task.name]] if task.name in marked else []
         candidates = [index for index in its_own if code_of(cells[index]) is not None]
-        if not any(_defines(cells[index], task) for index in candidates):
+        if not any(_names(cells[index], task) for index in candidates):
             candidates += [index for index, cell in enumerate(cells) if _defines(cell, task)]
         if candidates:
             found[task.name] = candidates[-1]
@@ -91,8 +96,15 @@ def code_of(cell: Any) -> str | None:
     return source if isinstance(source, str) else None
 
 
+def _names(cell: Any, task: Task) -> bool:
+    """Whether all names that the task asks for stand in the code of a cell, in whatever statement."""
+    code = re.sub(r"#.*", "", code_of(cell) or "")
+    return all(re.search(rf"\b{name}\b", code) for name in task.defines)
+
+
 def _defines(cell: Any, task: Task) -> bool:
-    names = {name for match in DEFINITION.findall(code_of(cell) or "") for name in match}
+    text = plain_text(code_of(cell) or "")
+    names = {name for match in DEFINITION.findall(text) for name in match}
     return set(task.defines) <= names
 
 
@@ -104,12 +116,17 @@ def answers(notebook: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, str
 
 def grade_file(path: Path, exercise: str) -> Iterator[TaskResult]:
     """One result a task of the exercise, named by its two digits. Nothing that the file holds raises here."""
+    yield from (grade_task(path, exercise, index) for index in range(len(tasks_of(exercise))))
+
+
+def grade_task(path: Path, exercise: str, index: int) -> TaskResult:
+    """The result of one task of the exercise, by its place in it."""
+    tasks = tasks_of(exercise)
     try:
-        notebook = read_notebook(path)
+        sources = answers(read_notebook(path), tasks)
     except Unreadable as error:
-        yield from (TaskResult(task, [], f"the file {error}") for task in tasks_of(exercise))
-    else:
-        yield from grade_notebook(notebook, exercise)
+        return TaskResult(tasks[index], [], f"the file {error}")
+    return grade_one(tasks[index], sources)
 
 
 def grade_notebook(notebook: Mapping[str, Any], exercise: str) -> Iterator[TaskResult]:

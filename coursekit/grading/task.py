@@ -5,43 +5,56 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coursekit.grading.learner import Ended, Learner, Raised
-from coursekit.grading.values import difference, plain, show
+from coursekit.grading.values import difference, first_difference, plain, show
+
+WHOLE = "a whole number is asked for: // divides without leaving the ints, / makes a float"
+HISTORY = 5  # calls that are shown before the one that raised
 
 
 class Mismatch(Exception):
     """An answer is not what was expected; holds what a learner needs to see why."""
 
-    def __init__(self, given: str, expected: str, got: str) -> None:
-        self.given, self.expected, self.got = given, expected, got
+    def __init__(self, given: str, expected: str, got: str, hint: str = "") -> None:
+        self.given, self.expected, self.got, self.hint = given, expected, got, hint
         super().__init__(f"{given}: expected {expected}, got {got}")
 
 
 class Expect:
-    """The comparisons of one check. A check that compares nothing does not pass."""
+    """The comparisons of one check. A check that compares nothing does not pass.
+
+    `hint`: what this very difference usually means, where the check's own hint would lead astray.
+    """
 
     def __init__(self) -> None:
         self.count = 0
 
-    def equal(self, got: Any, wanted: Any, given: str) -> None:
+    def equal(self, got: Any, wanted: Any, given: str, *, hint: str = "") -> None:
         """`got` is `wanted`; lists, tuples, arrays and tensors with the same elements are equal."""
         self.count += 1
         if plain(got) != plain(wanted):
-            raise Mismatch(given, show(wanted), show(got))
+            place = first_difference(got, wanted)
+            raise Mismatch(given, "" if place else show(wanted), place or show(got), hint)
 
-    def close(self, got: Any, wanted: Any, given: str, *, tolerance: float = 1e-5) -> None:
+    def whole(self, got: Any, wanted: int, given: str, *, hint: str = "") -> None:
+        """`got` is the whole number `wanted`, and not a float that happens to be one."""
+        self.equal(got, wanted, given, hint=hint)
+        if type(got) is not int:
+            raise Mismatch(given, f"{wanted}, an int", f"{got!r}, a {type(got).__name__}", WHOLE)
+
+    def close(self, got: Any, wanted: Any, given: str, *, tolerance: float = 1e-5, hint: str = "") -> None:
         """Numbers or arrays of the same shape, no element further off than `tolerance`, none NaN."""
         self.count += 1
         problem = difference(got, wanted, tolerance)
         if problem:
-            raise Mismatch(given, show(wanted), f"{show(got)}\n{problem}")
+            raise Mismatch(given, "", problem, hint)
 
-    def true(self, condition: bool, given: str, expected: str, got: Any) -> None:
+    def true(self, condition: bool, given: str, expected: str, got: Any, *, hint: str = "") -> None:
         """For what is no comparison with one value."""
         self.count += 1
         if not condition:
-            raise Mismatch(given, expected, got if isinstance(got, str) else show(got))
+            raise Mismatch(given, expected, got if isinstance(got, str) else show(got), hint)
 
-    def raises(self, name: str, call: Callable[[], Any], given: str) -> None:
+    def raises(self, name: str, call: Callable[[], Any], given: str, *, hint: str = "") -> None:
         """`call()` lets the learner's code raise an exception of class `name`, or one derived from it."""
         self.count += 1
         try:
@@ -51,8 +64,8 @@ class Expect:
                 return
             if "NotImplementedError" in error.types:
                 raise
-            raise Mismatch(given, f"a {name}", str(error)) from None
-        raise Mismatch(given, f"a {name}", f"no exception, but {show(got)}")
+            raise Mismatch(given, f"a {name}", str(error), hint) from None
+        raise Mismatch(given, f"a {name}", f"no exception, but {show(got)}", hint)
 
 
 CheckFunction = Callable[[Learner, Expect], None]
@@ -80,6 +93,7 @@ class CheckResult:
     passed: bool = False
     message: str = ""
     not_done: bool = False
+    stub: str = ""  # the function that is not written yet
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,7 @@ class Task:
 def run_check(check: Check, learner: Learner) -> CheckResult:
     """Passed, or why not. LearnerError Ended goes through: the process is gone for the next check too."""
     expect = Expect()
+    learner.calls.clear()
     try:
         with learner.time_limit(check.seconds):
             check.function(learner, expect)
@@ -123,23 +138,29 @@ def run_check(check: Check, learner: Learner) -> CheckResult:
             ("input", error.given),
             ("expected", error.expected),
             ("got", error.got),
-            ("hint", check.hint),
+            ("hint", error.hint or check.hint),
         ]
-        return CheckResult(check.title, message=lay_out(rows))
+        return CheckResult(check.title, message=lay_out([row for row in rows if row[1]]))
     except Raised as error:
-        not_done = "NotImplementedError" in error.types
-        return CheckResult(check.title, message=lay_out([("raised", str(error))]), not_done=not_done)
+        if "NotImplementedError" in error.types:
+            return CheckResult(check.title, not_done=True, stub=error.function)
+        rows = [("input", history(learner)), ("raised", str(error)), ("hint", check.hint)]
+        return CheckResult(check.title, message=lay_out(rows))
     except Ended:
         raise
-    except Exception as error:  # the check stumbled over what came back: a list too short, None, text
-        rows = [
-            ("got", f"an answer that cannot be checked ({type(error).__name__}: {error})"),
-            ("hint", check.hint),
-        ]
+    except Exception:  # the check stumbled over what came back: a list too short, None, text
+        got = f"{show(learner.last)}: not what was asked for, so nothing can be compared"
+        rows = [("input", history(learner)), ("got", got), ("hint", check.hint)]
         return CheckResult(check.title, message=lay_out(rows))
     if not expect.count:
         raise AssertionError(f"the check {check.title!r} compared nothing")
     return CheckResult(check.title, passed=True)
+
+
+def history(learner: Learner) -> str:
+    """What was asked of the answer last, and the calls before it."""
+    *before, last = learner.calls or ["the cell with your answer"]
+    return last + (f"\nafter {', then '.join(before[-HISTORY:])}" if before else "")
 
 
 def lay_out(rows: Sequence[tuple[str, str]]) -> str:

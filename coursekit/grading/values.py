@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 WIDEST = 300  # characters of a value that are shown
+LONG = 12  # values from which on a list is shown by the first place that differs
 
 
 def plain(value: Any) -> Any:
     """Arrays, tensors and tuples as lists, all the way down, so that equal contents compare equal."""
-    if hasattr(value, "tolist"):
+    if hasattr(type(value), "tolist"):  # of the type: an object of the learner's is asked nothing
         return value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
@@ -38,10 +39,36 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
             return f"{show(have)} at {_place(index)} is not a number"
         error = 0.0 if have == want else abs(have - want)
         if math.isnan(error):
-            return f"{have} at {_place(index)}, expected {want:g}"
+            return f"{have} at {_place(index)}, expected {want:.6g}"
         if error > worst:
             worst, place = error, index
-    return f"off by {worst:.3g} at {_place(place)}, allowed {tolerance:g}" if worst > tolerance else ""
+    if worst <= tolerance:
+        return ""
+    have, want = at(got, place), at(wanted, place)
+    return f"{have:.6g} at {_place(place)}, expected {want:.6g}: off by {worst:.3g}, allowed {tolerance:g}"
+
+
+def at(value: Any, place: tuple[int, ...]) -> Any:
+    """The number at a place of nested lists."""
+    for index in place:
+        value = value[index]
+    return value
+
+
+def count(value: Any) -> int:
+    """How many values nested lists hold."""
+    return sum(map(count, value)) if isinstance(value, list) else 1
+
+
+def first_difference(got: Any, wanted: Any) -> str:
+    """Where two long lists differ first, with both values; "" for short ones and other shapes."""
+    got, wanted = plain(got), plain(wanted)
+    if count(wanted) < LONG or shape_of(got) != shape_of(wanted):
+        return ""
+    for index, (have, want) in _pairs(got, wanted, ()):
+        if have != want:
+            return f"{show(have)} at {_place(index)}, expected {show(want)}"
+    return ""
 
 
 def _pairs(got: Any, wanted: Any, index: tuple[int, ...]) -> Any:
@@ -56,12 +83,12 @@ def _pairs(got: Any, wanted: Any, index: tuple[int, ...]) -> Any:
 
 
 def _place(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]" if index else "the number"
+    return f"[{', '.join(map(str, index))}]" if index else "this place"
 
 
 def show(value: Any) -> str:
     """A value as a learner reads it: short, arrays with their shape."""
-    shape = getattr(value, "shape", None)
+    shape = value.shape if hasattr(type(value), "shape") else None
     value = plain(value)
     text = _text(value)
     if shape:

@@ -8,7 +8,8 @@ first two messages are {"preamble": source, "forbidden": folders} and [(file nam
     {"op": "call", "of": value, "args": value, "kwargs": value}
     {"op": "keep", "value": value}                 hold a copied value here, answer with a reference
     {"op": "fetch", "value": value}                the elements or the text of an object, as a plain value
-Replies: {"value": …}, {"raised": {"type", "message", "line"}} or, before it ends itself, {"refused": what}.
+Replies: {"value": …}, {"raised": {"type", "message", "line", "function"}} or, before it ends itself,
+{"refused": what}.
 """
 
 import json
@@ -19,7 +20,7 @@ import traceback
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from coursekit.grading import guard, wire
+from coursekit.grading import cell, guard, wire
 
 ANSWER = "answer"
 
@@ -36,13 +37,14 @@ class Worker:
         return len(self.objects) - 1
 
     def decode(self, value: Any) -> Any:
-        return wire.decode(value, self.objects.__getitem__)
+        return wire.decode(value, lambda number, _: self.objects[number])
 
     def answer(self, request: dict[str, Any]) -> Any:
         """Do one request and return its encoded value; whatever the learner's code raises, this raises."""
         op = request["op"]
         if op == "keep":
-            return {"reference": self.reference(self.decode(request["value"]))}
+            value = self.decode(request["value"])
+            return {"reference": [self.reference(value), type(value).__name__]}
         if op == "name":
             return wire.encode(self.names[request["name"]], self.reference)
         if op == "fetch":
@@ -64,22 +66,25 @@ class Worker:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """What the grader is told of an exception: its type, its text, the line of the answer it came from."""
+    """What the grader is told of an exception: its type, its text, the line and function of the answer."""
     # Not extract_tb: it would read the source of every frame, which the guard refuses.
-    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
-    lines = [(name, line) for name, line in frames if name.startswith(ANSWER)]
+    walk = traceback.walk_tb(error.__traceback__)
+    frames = [(frame.f_code, line) for frame, line in walk if frame.f_code.co_filename.startswith(ANSWER)]
+    lines = [(code.co_filename, line) for code, line in frames]
+    function = frames[-1][0].co_qualname if frames else ""
     if isinstance(error, SyntaxError) and (error.filename or "").startswith(ANSWER):
         where = f"line {error.lineno}: {(error.text or '').strip()}"
     else:
         where = f"line {lines[-1][1]}: {linecache.getline(*lines[-1]).strip()}" if lines else ""
     names = [cls.__name__ for cls in type(error).__mro__]
-    return {"type": names, "message": str(error)[:500], "line": where[:200]}
+    return {"type": names, "message": str(error)[:500], "line": where[:200], "function": function[:100]}
 
 
 def run_source(name: str, source: str, module: ModuleType) -> None:
     """Run an answer, registered under `name`: Triton and inspect look sources up by file name."""
+    code, source = cell.compile_cell(source, name)
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), vars(module))
+    exec(code, vars(module))
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
@@ -97,6 +102,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         module = sys.modules["answer"] = ModuleType("answer")
         exec(compile(setup["preamble"], "preamble.py", "exec"), vars(module))
         given = dict(vars(module))
+        vars(module).update(cell.what_a_notebook_has())
         guard.close_the_door(refuse, setup["forbidden"], os.getcwd())
         wire.send(replies, {"value": None})
         for name, source in wire.receive(requests):

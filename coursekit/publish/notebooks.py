@@ -75,6 +75,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         notebook,
         timeout=TIMEOUT_S,
         kernel_name="python3",
+        extra_arguments=["--IPKernelApp.log_level=40"],  # errors only: its warnings frighten learners
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,

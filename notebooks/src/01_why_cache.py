@@ -175,8 +175,17 @@ def cost(n, keep):
 
 at_512 = counted[512][0] / counted[512][1]
 for_256 = sum(cost(n, False) for n in range(1, 257)) / sum(cost(n, True) for n in range(1, 257))
-compare(my_times_more_at_512, round(at_512), "times as much for the next token of 512")
-compare(my_times_more_for_256, round(for_256), "times as much for a text of 256")
+wrong_times_more_at_512 = {
+    512: "the layers alone would be 512 times as much; but the output layer is paid "
+        "once in either case",
+}
+compare(my_times_more_at_512, round(at_512), "times as much for the next token of 512", wrong_times_more_at_512)
+wrong_times_more_for_256 = {
+    128: "half of 256, the area of a triangle; but the output layer is paid at each "
+        "step in either case",
+    256: "that would be every step as dear as the last; the first ones are short",
+}
+compare(my_times_more_for_256, round(for_256), "times as much for a text of 256", wrong_times_more_for_256)
 
 # %%
 assert (counted[512][0] - head) / (counted[512][1] - head) == 512

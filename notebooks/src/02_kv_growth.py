@@ -117,7 +117,13 @@ for length in (1, 16, 17, 128, 256, 512, 768, 1000):
     read = length
 table(["tokens", "bytes written", "bytes / tokens"], [(n, b, b / n) for n, b in measured])
 assert all(written == length * predicted for length, written in measured)
-compare(my_bytes_per_token, measured[0][1], "bytes per token")
+wrong_bytes_per_token = {
+    11520: "that is the keys alone; a token also keeps a value, which is as long",
+    69120: "that counts all nine query heads; only the three KV heads are kept",
+    768: "that is one layer; each of the thirty keeps its own",
+    384: "that is one layer's keys; there are thirty layers, and values too",
+}
+compare(my_bytes_per_token, measured[0][1], "bytes per token", wrong_bytes_per_token)
 
 # %% [markdown]
 # Every length gives the same quotient, to the byte. How much is that, beside the text itself?
@@ -242,8 +248,15 @@ plans = {kind: MemoryPlan(CARD, 70 * GB, bits, reserve_bytes=0, spec=big[kind]) 
 assert 4.5 < bits < 4.6 and all(abs(plan.weight_bytes - WEIGHTS) <= 1 for plan in plans.values())
 fits = {kind: plan.requests(LENGTH) for kind, plan in plans.items()}
 assert fits == {"MHA": 3, "GQA": 29}
-compare(my_conversations_mha, fits["MHA"], "conversations with MHA")
-compare(my_conversations_gqa, fits["GQA"], "conversations with GQA")
+wrong_conversations_mha = {
+    29: "that is with 8 KV heads; with 64 each conversation takes eight times as much",
+}
+compare(my_conversations_mha, fits["MHA"], "conversations with MHA", wrong_conversations_mha)
+wrong_conversations_gqa = {
+    3: "that is with 64 KV heads; eight query heads share one here",
+    59: "that is the keys alone; the values are as large",
+}
+compare(my_conversations_gqa, fits["GQA"], "conversations with GQA", wrong_conversations_gqa)
 
 # %% [markdown]
 # Eight times fewer KV heads, a little more than eight times as many conversations (the remainder of the division

@@ -347,7 +347,14 @@ table(
     ["block size", "empty slots, predicted", "measured"],
     [(str(size), (size - 1) / 2, chats[size].unused_per_request) for size in SIZES],
 )
-compare(my_empty_slots, round(paged.unused_per_request, 2), "empty slots in each request")
+wrong_empty_slots = {
+    15: "that is the worst case, a last block with one token in it; at any length "
+        "from 1 to 16 it is half of that on average",
+    8: "half a block, as for a length that is equally often 1 to 16 tokens into its "
+        "last block; close, and the lengths of a mix are not spread quite evenly",
+    0: "only a length that is a multiple of 16 leaves no slot empty",
+}
+compare(my_empty_slots, round(paged.unused_per_request, 2), "empty slots in each request", wrong_empty_slots)
 for size in SIZES:
     assert abs(chats[size].unused_per_request - (size - 1) / 2) <= 0.02 * size
 

@@ -115,7 +115,11 @@ sign_kernel[grid](signed, SIZE, TILE=TILE)
 programs, lanes = signed.unique(return_counts=True)
 table(["program", "lanes at work"], zip(map(str, programs.tolist()), lanes.tolist(), strict=True))
 idle = len(programs) * TILE - int(lanes.sum())
-compare(my_idle_lanes, idle, "idle lanes")
+wrong_idle_lanes = {
+    0: "a thousand is not a multiple of 256: the fourth tile is not full",
+    232: "that is how many lanes of the last tile have work; the other 24 have none",
+}
+compare(my_idle_lanes, idle, "idle lanes", wrong_idle_lanes)
 
 # %% [markdown]
 # ### What the mask is for
@@ -214,7 +218,12 @@ scale = HEAD_SIZE**-0.5
 output = torch.full_like(query, torch.nan)
 launch = decode_launch(output, query, layer, decode, scale, tile=16)
 print("grid:", launch.grid)
-compare(my_programs, math.prod(launch.grid), "programs")
+wrong_programs = {
+    3: "one a sequence would be three; here each query head of it has its own",
+    9: "that is one sequence; there are three of them",
+    12: "heads and sequences are multiplied, not added",
+}
+compare(my_programs, math.prod(launch.grid), "programs", wrong_programs)
 
 replace(launch, grid=(2, 1)).run()  # first only two of them: each does its own piece and no other
 written = (~output.isnan()).all(dim=-1)  # [sequences, query heads]
@@ -303,7 +312,14 @@ table(
     ["in one turn of the loop", "loads", "bytes each"],
     [(k, len(v), v[0]) for k, v in reads.items()],
 )
-compare(my_loads, len(reads["keys"]), "loads")
+wrong_loads = {
+    64: "that is how many bytes each thread has to bring; one instruction brings 16 "
+        "of them",
+    32: "that would be one number of two bytes at a time; an instruction brings eight"
+        " of them",
+    512: "that is all threads together; each of the 128 has its share",
+}
+compare(my_loads, len(reads["keys"]), "loads", wrong_loads)
 
 assert set(reads["keys"]) == set(reads["values"]) == {16} and set(reads["block table"]) == {4}
 assert loads == {}  # nothing else is read in the loop

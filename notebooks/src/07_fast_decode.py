@@ -244,7 +244,12 @@ table(
     [(k, n, n / live_bytes) for k, n in read.items()],
 )
 assert read == {"decode": GROUP * live_bytes, "decode_grouped": live_bytes}
-compare(my_reads_of_each_key, HEADS // KV_HEADS, "times, or once per query head of the group")
+wrong_reads_of_each_key = {
+    1: "that is what it would be if one program served all query heads that share "
+        "the KV head; here each has its own",
+    32: "that is all query heads; only those of the key's own group read it",
+}
+compare(my_reads_of_each_key, HEADS // KV_HEADS, "times, or once per query head of the group", wrong_reads_of_each_key)
 
 # %% [markdown]
 # Both are right, and one reads every key three times: once for each query head of the group, because each query head

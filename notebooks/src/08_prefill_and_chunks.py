@@ -169,7 +169,13 @@ mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)  # query i sees keys up to
 by_position = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 print("is_causal:   ", by_is_causal.flatten().tolist())
 print("by position: ", by_position.flatten().tolist())
-compare(my_first_query, by_position.flatten()[0].item(), "for the first query")
+wrong_first_query = {
+    1.0: "that is a mask whose first query stands at position 0; but three tokens were"
+        " there before it",
+    1.5: "that is a query at position 1; it is the fourth token, and sees keys 1 to 4",
+    3.0: "that is all five keys; the last of them comes after this query",
+}
+compare(my_first_query, by_position.flatten()[0].item(), "for the first query", wrong_first_query)
 assert by_is_causal.flatten().tolist() == [1.0, 1.5]
 assert by_position.flatten().tolist() == [2.5, 3.0]
 
@@ -396,7 +402,12 @@ table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: dec
 
 # %%
 with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
-compare(my_chunks, len(with_prompt), "steps")
+wrong_chunks = {
+    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in "
+        "every step",
+    6.25: "a step is whole, and eight of its 64 tokens belong to the conversations",
+}
+compare(my_chunks, len(with_prompt), "steps", wrong_chunks)
 longest = {name: max(sum(step) for step in trace) for name, trace in traces.items()}
 table(["", "longest step, tokens"], longest.items())
 assert list(longest.values()) == [LONG + CHATS, BUDGET]

@@ -86,7 +86,11 @@ free_before = pool.num_free
 child = parent.fork()
 print("child: ", child.blocks, "  free:", pool.num_free)
 print("references:", [pool.ref_count(block) for block in child.blocks])
-compare(my_fork_blocks, free_before - pool.num_free, "blocks taken by the fork")
+wrong_fork_blocks = {
+    2: "that is a copy of both blocks; a fork copies the table only",
+    1: "the half-filled block is not copied yet: nobody has written to it",
+}
+compare(my_fork_blocks, free_before - pool.num_free, "blocks taken by the fork", wrong_fork_blocks)
 assert child.blocks == parent.blocks and pool.num_free == 14
 assert [pool.ref_count(block) for block in parent.blocks] == [2, 2]
 
@@ -169,7 +173,13 @@ first.append(PROMPT)
 siblings = [first, *(first.fork() for _ in range(3))]
 copies = append_all(siblings, [1] * 4)
 print(copies)
-compare(my_copies, len(copies), "blocks copied")
+wrong_copies = {
+    4: "that is right if the last sharer copied too; but by then it is alone, and "
+        "writes in place",
+    1: "one copy would do for two sharers; each of the others has tokens of its own",
+    0: "they share a half-filled block, and each writes another token into it",
+}
+compare(my_copies, len(copies), "blocks copied", wrong_copies)
 assert {copy.src for copy in copies} == {1} and len(copies) == len(siblings) - 1
 assert sorted(one.blocks[-1] for one in siblings) == [1, 2, 3, 4]
 

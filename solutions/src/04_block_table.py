@@ -24,7 +24,7 @@ from coursekit.lesson import show_source
 # - `num_free`: how many blocks are free, an int.
 # - `allocate(n)`: a list of `n` different free blocks, which are held from then on; in any order you like. When
 #   fewer than `n` are free it answers `None`, and nothing has changed.
-# - `free(blocks)`: those blocks are free again. A block that is not held, that does not exist, or that is named twice
+# - `free(blocks)`: those blocks are free again; the list itself is the caller's and stays as it is. A block that is not held, that does not exist, or that is named twice
 #   in one call raises `ValueError`, and nothing has changed.
 #
 # **Example.** A pool of 4 blocks. `allocate(3)` answers, say, `[3, 2, 1]` and leaves `num_free` at 1. `allocate(2)` now

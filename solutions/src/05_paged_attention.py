@@ -27,7 +27,7 @@ from coursekit.checks import attempt, check
 # **Contract.** `paged_attention(query, key_cache, value_cache, block_tables, context_lens)` answers float32
 # `[num_seqs, num_query_heads, head_size]`.
 # - `query`: float32 `[num_seqs, num_query_heads, head_size]`.
-# - `key_cache` and `value_cache`: float32 `[num_blocks, block_size, num_kv_heads, head_size]`. They are read, not changed.
+# - `key_cache` and `value_cache`: float32 `[num_blocks, block_size, num_kv_heads, head_size]`. They are read, not changed, as is every argument.
 # - `block_tables`: int32 `[num_seqs, max_blocks]`. Token `p` of sequence `i` is in block `block_tables[i, p // block_size]`, at
 #   offset `p % block_size`.
 # - `context_lens`: int32 `[num_seqs]`, how many tokens each sequence has.

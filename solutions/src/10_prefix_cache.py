@@ -80,8 +80,8 @@ check.block_hash(my_block_hashes)
 # **Contract.**
 # - `num_free`: blocks that nobody holds, whether or not something is still known to be in them.
 # - `allocate(n)`: a list of `n` free blocks with one holder each, `None` when fewer are free and then nothing has changed. It takes
-#   the blocks that have been free **for longest**, longest first; in a new pool that is 0, 1, 2, …. What was in them is forgotten: their keys are
-#   found no more.
+#   **blank** blocks first, in which nothing is known to be, then cached ones; among each kind those that have been free **for
+#   longest**, longest first. In a new pool that is 0, 1, 2, …. What was in them is forgotten: their keys are found no more.
 # - `publish(block, key)`: this held block now contains what `key` names. If the key is already known, it stays with the block that has it.
 # - `lookup(keys)`: the blocks of the leading keys that are known, up to the first that is not. It changes nothing.
 # - `share(blocks)`: one more holder for each; a free one among them is free no longer.
@@ -90,7 +90,7 @@ check.block_hash(my_block_hashes)
 # You need not guard against wrong calls here.
 #
 # **Example.** A pool of 3. `allocate(2)` answers `[0, 1]`, which are published as `"a"` and `"ab"` and then freed as `free([1, 0])`. All 3 blocks are
-# free, and `lookup(["a", "ab"])` answers `[0, 1]`. The order of the free blocks is now 2, 1, 0. `allocate(2)` takes 2 and 1, and with that
+# free, and `lookup(["a", "ab"])` answers `[0, 1]`. Block 2 is blank; of the cached ones 1 is free for longer. `allocate(2)` takes 2 and 1, and with that
 # `"ab"` is forgotten: `lookup(["a", "ab"])` answers `[0]`.
 #
 # <details><summary>Hint 1</summary>
@@ -105,7 +105,8 @@ check.block_hash(my_block_hashes)
 #
 # <details><summary>Hint 3</summary>
 #
-# `allocate`: `list(self.unused)[:n]` are the longest free ones. Each leaves `unused`, gets one holder, and loses its key: `pop` it from
+# `allocate`: `list(self.unused)[:n]` are the longest free ones; to have the blank ones first, sort the list by whether a block is in
+# `key_of` (`sorted` leaves equals in their order) before you cut it. Each leaves `unused`, gets one holder, and loses its key: `pop` it from
 # `key_of` with a default, and if there was one, take it out of `block_of` as well. `share`: take the block out of `unused` if it is there,
 # and add a holder. `free`: take a holder away, and at 0 put the block at the end: `self.unused[block] = None`.
 #
@@ -127,11 +128,11 @@ class MyPrefixCache:
         return len(self.unused)
 
     def allocate(self, n):
-        """The `n` blocks that were free for longest, or None; what was in them is forgotten."""
+        """`n` free blocks, or None: blank ones first, of each kind the longest free."""
         ### BEGIN SOLUTION
         if n > self.num_free:
             return None
-        blocks = list(self.unused)[:n]
+        blocks = sorted(self.unused, key=lambda block: block in self.key_of)[:n]
         for block in blocks:
             del self.unused[block]
             self.holders[block] = 1

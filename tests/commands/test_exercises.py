@@ -99,6 +99,16 @@ def test_reset_brings_back_a_notebook_that_was_deleted(course, capsys):
     assert (course / EXERCISE).read_bytes() == (ROOT / EXERCISE).read_bytes()
 
 
+@pytest.mark.parametrize("broken", [b"", b"{", b"<<<<<<< HEAD\n{}\n>>>>>>> theirs\n", b"[]"])
+def test_reset_mends_a_notebook_that_is_broken_and_keeps_it(course, capfd, monkeypatch, broken):
+    monkeypatch.setattr("coursekit.publish.build.execute", lambda notebook, folder: notebook)
+    (course / EXERCISE).write_bytes(broken)
+    assert cli.main(["exercises", "reset", "04"]) == 0
+    assert (course / f"exercises/{NAME}/{NAME}.backup-1.ipynb").read_bytes() == broken
+    assert json.loads((course / EXERCISE).read_text())["cells"]
+    assert "WARNING" not in capfd.readouterr().err
+
+
 def test_reset_refuses_when_there_is_nothing_to_reset(course, capsys):
     assert cli.main(["exercises", "reset", "04"]) == 1
     assert "nothing to reset" in capsys.readouterr().err

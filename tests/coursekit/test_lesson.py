@@ -29,6 +29,20 @@ def test_a_guess_is_put_beside_the_measurement(said, guess, words):
     assert said == [words]
 
 
+def test_a_wrong_guess_that_was_expected_is_answered(said):
+    wrong = {11520: "that is the keys alone; a token also keeps a value"}
+    lesson.compare(11520, 23040, "bytes", wrong)
+    lesson.compare(11500, 23040, "bytes", wrong)
+    lesson.compare(23040, 23040, "bytes", {23040: "never shown"})
+    lesson.compare(46080, 23040, "bytes", wrong)
+    assert said == [
+        "It is **23 040 bytes**. Your guess was 11 520: that is the keys alone; a token also keeps a value.",
+        "It is **23 040 bytes**. Your guess was 11 500: that is the keys alone; a token also keeps a value.",
+        "It is **23 040 bytes**. Your guess was exactly that.",
+        "It is **23 040 bytes**. Your guess of 46 080 was 2 times too high.",
+    ]
+
+
 def test_a_table_formats_its_numbers(said):
     lesson.table(["what", "bytes"], [["key", 1536], ["share", 0.5]])
     assert said == ["| what | bytes |\n|:--|--:|\n| key | 1 536 |\n| share | 0.50 |"]

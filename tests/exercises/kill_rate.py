@@ -14,14 +14,16 @@ def proofs() -> list[Proof]:
 
 
 def main() -> int:
-    caught, planted = 0, 0
+    caught, planted, right = 0, 0, 0
     print(f"{'task':<18}{'caught':>8}   mistake, and what must find it")
     for proof in proofs():
-        found = [proof.is_caught(wrong) for wrong in proof.wrong]
+        found = [proof.is_caught(wrong) for wrong in proof.all_wrong()]
         print(f"{proof.task:<18}{sum(found):>4}/{len(found)}")
-        for wrong, killed in zip(proof.wrong, found, strict=True):
+        for wrong, killed in zip(proof.all_wrong(), found, strict=True):
             print(f"{'':<29}{'' if killed else 'MISSED  '}{wrong.name}: {wrong.fails}")
+        right += len(proof.right())
         caught, planted = caught + sum(found), planted + len(found)
+    print(f"{right} right answers in other styles planted")
     print(f"{caught} of {planted} planted mistakes found: kill rate {100 * caught / planted:.0f} %")
     return 0 if caught == planted else 1
 

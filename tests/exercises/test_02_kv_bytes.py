@@ -11,11 +11,11 @@ from functools import reduce
 from operator import mul
 
 def bytes_per_token(model, bits_per_number, scale_bytes):
-    "Numbers and scales counted apart; a float comes back."
+    "Numbers and scales counted apart."
     factors = [model.num_kv_heads, 2, model.num_layers]
     numbers = reduce(mul, factors, model.head_size)
     scales = reduce(mul, factors)
-    return numbers * (bits_per_number / 8) + scales * scale_bytes
+    return numbers * bits_per_number // 8 + scales * scale_bytes
 """,
     wrong=[
         Wrong("forgets the value", "two vectors in each layer", replace=("2 * model", "model")),
@@ -45,7 +45,7 @@ def bytes_per_token(model, bits_per_number, scale_bytes):
             "each vector brings one scale",
             replace=(
                 "model.head_size * bits_per_number // 8 + scale_bytes",
-                "model.head_size * (bits_per_number / 8 + scale_bytes)",
+                "model.head_size * (bits_per_number + 8 * scale_bytes) // 8",
             ),
         ),
         Wrong(

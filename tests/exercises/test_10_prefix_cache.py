@@ -92,7 +92,7 @@ class MyPrefixCache:
         self.clock = num_blocks
 
     def _free(self):
-        return sorted((b for b in self.blocks if b.holders == 0), key=lambda b: b.free_since)
+        return sorted((b for b in self.blocks if b.holders == 0), key=lambda b: (bool(b.key), b.free_since))
 
     @property
     def num_free(self):
@@ -157,7 +157,7 @@ class MyPrefixCache:
         Wrong(
             "gives up the block that was freed last",
             "the block that was free for longest",
-            replace=("list(self.unused)[:n]", "list(self.unused)[::-1][:n]"),
+            replace=("sorted(self.unused, key", "sorted(reversed(self.unused), key"),
         ),
         Wrong(
             "moves the key to the newest block",

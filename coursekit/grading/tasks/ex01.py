@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import difference
 
 MULTIPLICATIONS = Task(
     name="multiplications",
@@ -14,6 +15,7 @@ MULTIPLICATIONS = Task(
     title="Multiplications saved",
     points=2,
     defines=("multiplications",),
+    preamble="import torch\nfrom coursekit.given.rotary import rotate",
 )
 
 CACHED_ATTENTION = Task(
@@ -37,7 +39,10 @@ def same_count(learner: Learner, expect: Expect, prompt: int, new: int, head_siz
             again += row
             kept += row if step == 0 or query == prompt + step - 1 else 0
     given = f"a prompt of {prompt} tokens, {new} new ones, head size {head_size}: (again, kept)"
-    expect.equal(learner.multiplications(prompt, new, head_size), (again, kept), given)
+    got = learner.multiplications(prompt, new, head_size)
+    expect.equal(got, (again, kept), given)
+    for name, number, wanted in zip(("again", "kept"), got, (again, kept), strict=True):
+        expect.whole(number, wanted, f"{given}: {name}")
 
 
 @MULTIPLICATIONS.check(
@@ -194,7 +199,14 @@ def kept(learner: Learner, expect: Expect) -> None:
         for token in range(5):
             attention.step(query[token], key[token], value[token])
         given = f"{heads[0]} query heads, {heads[1]} KV heads of size {head_size}, after 5 steps"
-        expect.close(attention.keys, turned(key, torch.arange(5)), f"{given}: keys")
+        keys, wanted = attention.keys, turned(key, torch.arange(5))
+        shifted = not difference(keys, turned(key, torch.arange(1, 6)), 1e-5)
+        why = (
+            "these are the keys one position further on: the first token stands at position 0"
+            if shifted
+            else ""
+        )
+        expect.close(keys, wanted, f"{given}: keys", hint=why)
         expect.close(attention.values, value, f"{given}: values")
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 
+SETUP = "from coursekit.given.models import LLAMA_70B, OPT_13B, SMOLLM2_135M, ModelShape"
+
 BYTES_PER_TOKEN = Task(
     name="bytes_per_token",
     exercise="02",
     title="Bytes per token",
     points=2,
     defines=("bytes_per_token",),
-    preamble="from coursekit.given.models import ModelShape",
+    preamble=SETUP,
 )
 
 MEMORY_PLAN = Task(
@@ -23,6 +25,7 @@ MEMORY_PLAN = Task(
     title="A memory plan",
     points=3,
     defines=("memory_plan",),
+    preamble=SETUP,
 )
 
 TASKS = [BYTES_PER_TOKEN, MEMORY_PLAN]
@@ -49,7 +52,7 @@ def same_bytes(
         f"{layers} layers, {query_heads} query heads, {kv_heads} KV heads, head size {head_size}, "
         f"hidden size {hidden_size}; {bits} bits, {scale_bytes} bytes for a scale"
     )
-    expect.equal(learner.bytes_per_token(model, bits, scale_bytes), wanted, given)
+    expect.whole(learner.bytes_per_token(model, bits, scale_bytes), wanted, given)
 
 
 @BYTES_PER_TOKEN.check(
@@ -125,12 +128,15 @@ NAMES = ("card", "parameters", "bits", "reserve", "bytes a token", "block size",
 
 def same_blocks(learner: Learner, expect: Expect, *args: Any) -> None:
     given = ", ".join(f"{name} {value}" for name, value in zip(NAMES, args, strict=True))
-    expect.equal(learner.memory_plan(*args)[0], expected_plan(*args)[0], f"{given}: num_blocks")
+    expect.whole(learner.memory_plan(*args)[0], expected_plan(*args)[0], f"{given}: num_blocks")
 
 
 def same_plan(learner: Learner, expect: Expect, *args: Any) -> None:
     given = ", ".join(f"{name} {value}" for name, value in zip(NAMES, args, strict=True))
-    expect.equal(learner.memory_plan(*args), expected_plan(*args), given)
+    plan = learner.memory_plan(*args)
+    expect.equal(plan, expected_plan(*args), given)
+    for number, wanted in zip(plan, expected_plan(*args), strict=True):
+        expect.whole(number, wanted, given)
 
 
 @MEMORY_PLAN.check(

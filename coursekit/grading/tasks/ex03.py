@@ -9,12 +9,15 @@ from itertools import permutations
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 
+SETUP = "from coursekit.given.strips import Strip, moments"
+
 ARENA = Task(
     name="arena",
     exercise="03",
     title="A first-fit arena",
     points=4,
     defines=("MyArena",),
+    preamble=SETUP,
 )
 
 WASTE = Task(
@@ -23,7 +26,7 @@ WASTE = Task(
     title="An account of waste",
     points=3,
     defines=("waste",),
-    preamble="from coursekit.given.strips import Strip",
+    preamble=SETUP,
 )
 
 TASKS = [ARENA, WASTE]

@@ -6,12 +6,15 @@ from functools import partial
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 
+SETUP = "from coursekit.given.pools import ScatteredPool"
+
 ALLOCATOR = Task(
     name="allocator",
     exercise="04",
     title="A block allocator",
     points=3,
     defines=("MyBlockPool",),
+    preamble=SETUP,
 )
 
 BLOCK_TABLE = Task(
@@ -20,7 +23,7 @@ BLOCK_TABLE = Task(
     title="A block table and its slots",
     points=4,
     defines=("MyBlockTable",),
-    preamble="from coursekit.given.pools import ScatteredPool",
+    preamble=SETUP,
 )
 
 TASKS = [ALLOCATOR, BLOCK_TABLE]
@@ -36,6 +39,10 @@ def gives_out(learner: Learner, expect: Expect) -> None:
     first, second = pool.allocate(2), pool.allocate(4)
     expect.equal(sorted([*first, *second]), list(range(6)), "allocate(2), then allocate(4), of 6 blocks")
     expect.equal(pool.num_free, 0, "num_free after 6 of 6 blocks were given out")
+    pool = learner.MyBlockPool(6)
+    nothing = "free[-n:] of a list is the whole list when n is 0" if len(pool.allocate(0)) else ""
+    expect.equal(pool.num_free, 6, "num_free after allocate(0) of 6 free blocks", hint=nothing)
+    expect.equal(pool.allocate(0), [], "allocate(0) with 6 blocks free", hint=nothing)
 
 
 @ALLOCATOR.check(
@@ -81,6 +88,13 @@ def wrong_free(learner: Learner, expect: Expect) -> None:
     for wrong in (blocks, [4], [-1]):
         expect.raises("ValueError", partial(pool.free, wrong), f"free({wrong}) with no block of 4 held")
         expect.equal(pool.num_free, 4, f"num_free after free({wrong}) was refused")
+    held = pool.allocate(4)
+    for wrong in ([4], [-1], [-4]):
+        why = "a list counts negative numbers from its end: is_free[-1] is about the last block"
+        given = f"free({wrong}) with all 4 blocks held"
+        expect.raises("ValueError", partial(pool.free, wrong), given, hint=why if wrong[0] < 0 else "")
+        expect.equal(pool.num_free, 0, f"num_free after {given} was refused")
+    pool.free(held)
     held = pool.allocate(1)
     free = next(block for block in range(4) if block != held[0])
     for wrong in ([held[0], held[0]], [held[0], free]):
@@ -88,6 +102,22 @@ def wrong_free(learner: Learner, expect: Expect) -> None:
         expect.equal(pool.num_free, 3, f"num_free after free({wrong}) was refused")
     pool.free(held)
     expect.equal(sorted(pool.allocate(4)), [0, 1, 2, 3], "allocate(4) of 4, after everything was freed")
+
+
+@ALLOCATOR.check(
+    "the list of blocks stays the caller's",
+    hint="copy what you are given: a pool that keeps, sorts or empties the caller's list changes a request's "
+    "table, and that of another when the list grows",
+)
+def callers_list(learner: Learner, expect: Expect) -> None:
+    pool = learner.MyBlockPool(6)
+    pool.allocate(6)
+    blocks = learner.keep([4, 1, 3])
+    pool.free(blocks)
+    expect.equal(learner.fetch(blocks), [4, 1, 3], "the list [4, 1, 3] after free([4, 1, 3])")
+    given = "6 blocks held; free([4, 1, 3]), then the caller adds 5 to that list: num_free"
+    blocks.append(5)
+    expect.equal(pool.num_free, 3, given)
 
 
 @BLOCK_TABLE.check(
@@ -133,7 +163,11 @@ def slots(learner: Learner, expect: Expect) -> None:
         wanted = [blocks[p // block_size] * block_size + p % block_size for p in range(total)]
         given = f"append of {steps} tokens, block size {block_size}, blocks {blocks}"
         expect.equal(table.slots(0, total), wanted, f"{given}: slots(0, {total})")
-        expect.equal(table.slots(total - 1, total), wanted[-1:], f"{given}: slots({total - 1}, {total})")
+        why = (
+            "slots(start, stop) answers for tokens start … stop - 1 of the sequence: start is a position, too"
+        )
+        last = table.slots(total - 1, total)
+        expect.equal(last, wanted[-1:], f"{given}: slots({total - 1}, {total})", hint=why)
         expect.equal(table.slots(total, total), [], f"{given}: slots({total}, {total})")
 
 
@@ -163,9 +197,11 @@ def frees(learner: Learner, expect: Expect) -> None:
     table.append(9)
     other.append(4)
     table.free()
-    expect.equal(
-        pool.num_free, 7, "blocks free of 8, after a table of 9 tokens was freed and one of 4 was not"
+    given = "blocks free of 8, after a table of 9 tokens was freed and one of 4 was not"
+    lost = "nothing came back: hand the blocks to pool.free before the table forgets them" * (
+        pool.num_free == 4
     )
+    expect.equal(pool.num_free, 7, given, hint=lost)
     expect.equal((table.blocks, table.num_tokens), ([], 0), "blocks and num_tokens after free()")
     table.free()
     expect.equal(pool.num_free, 7, "blocks free after free() of an empty table")

@@ -15,7 +15,7 @@ PAGED_ATTENTION = Task(
     title="Attention through a block table",
     points=5,
     defines=("paged_attention",),
-    preamble="import torch",
+    preamble="import math\nimport torch",
 )
 
 TASKS = [PAGED_ATTENTION]
@@ -100,7 +100,11 @@ def expected(pool: Pool) -> Tensor:
 
 def same_output(learner: Learner, expect: Expect, pool: Pool, what: str = "") -> None:
     given = pool.text + (f"; {what}" if what else "")
-    expect.close(learner.paged_attention(*pool.arguments), expected(pool), given, tolerance=1e-5)
+    got = learner.paged_attention(*pool.arguments)
+    expect.close(got, expected(pool), given, tolerance=1e-5)
+    dtype = str(getattr(got, "dtype", "no tensor"))
+    what, why = f"{given}: dtype of the answer", "the contract asks for float32; .to(query.dtype) at the end"
+    expect.true(dtype.endswith("float32"), what, "torch.float32, as the query", dtype, hint=why)
 
 
 @PAGED_ATTENTION.check(
@@ -165,11 +169,16 @@ def unused_slots(learner: Learner, expect: Expect) -> None:
             pool = make_pool(lengths, 4, (3, 1), unused=unused)
             same_output(learner, expect, pool, f"unused slots hold {unused}")
     pool = make_pool([6, 4], 4, (3, 1), unused=float("nan"))
-    kept = learner.keep(pool.keys), learner.keep(pool.values)
-    learner.paged_attention(pool.query, *kept, pool.tables, pool.lengths)
-    for cache, before, name in zip(kept, (pool.keys, pool.values), ("key_cache", "value_cache"), strict=True):
-        same = torch.equal(learner.fetch(cache).view(torch.int32), before.view(torch.int32))  # NaN is not NaN
-        expect.true(same, f"{pool.text}: {name} after the call", "what it was before", "something else")
+    kept = [learner.keep(argument) for argument in pool.arguments]
+    learner.paged_attention(*kept)
+    names = "query", "key_cache", "value_cache", "block_tables", "context_lens"
+    for argument, before, name in zip(kept, pool.arguments, names, strict=True):
+        same = torch.equal(
+            learner.fetch(argument).view(torch.int32), before.view(torch.int32)
+        )  # NaN is not NaN
+        why = f"you changed {name} in place: it belongs to the caller, who reads it again. /= or a "
+        why += "method whose name ends in _ writes into its tensor"
+        expect.true(same, f"{pool.text}: {name} after the call", "as before", "something else", hint=why)
 
 
 @PAGED_ATTENTION.check(

@@ -1,6 +1,7 @@
 """Exercise 06: a kernel that writes keys and values to their slots."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ WRITE_KV = Task(
     title="Write keys and values to their slots",
     points=5,
     defines=("my_write_kv",),
-    preamble="import torch\nimport triton\nimport triton.language as tl\n"
-    "from coursekit.given.launches import launch_write_kv, write_projection",
+    preamble="import importlib.util\nimport os\nimport torch\nimport triton\nimport triton.language as tl\n"
+    "from coursekit.given.launches import launch_write_kv, write_padded, write_projection",
 )
 
 TASKS = [WRITE_KV]
@@ -92,6 +93,28 @@ def strides(learner: Learner, expect: Expect) -> None:
     expect_pool(learner, expect, "keys and values are slices of a projection", query_heads=4)
     expect_pool(learner, expect, "the pool holds 3 layers, the last is written", layers=3)
     expect_pool(learner, expect, "both", query_heads=6, layers=2, block_size=1, num_blocks=24)
+
+
+@WRITE_KV.check(
+    "heads of rows and heads of caches have steps of their own",
+    hint="stride_head goes from one head to the next in the rows, stride_cache_head in the caches; neither "
+    "need be HEAD_SIZE",
+)
+def head_strides(learner: Learner, expect: Expect) -> None:
+    for row_step, cache_step in [(24, 16), (16, 24), (20, 28)]:
+        rows = [some_rows(5, 2, row_step)[..., :16], (some_rows(5, 2, row_step) + 100)[..., :16]]
+        pools = [torch.full((6, 4, 2, cache_step), FILLED) for _ in range(2)]
+        kept = [learner.keep(pool) for pool in pools]
+        given = f"5 tokens, slots {SLOTS}, block size 4, 2 heads of 16, stride_head {row_step}, "
+        given += f"stride_cache_head {cache_step}"
+        slots = torch.tensor(SLOTS, dtype=torch.int32)
+        key, value = (row.contiguous() for row in rows)
+        call = partial(learner.write_padded, learner.my_write_kv, key, value, slots, *kept, row_step)
+        run_fenced(expect, given, call)
+        for name, row, wanted, pool in zip(["key", "value"], rows, pools, kept, strict=True):
+            wanted.view(24, 2, cache_step)[SLOTS, :, :16] = row
+            axes = ["block", "offset", "head", "number"]
+            expect_memory(expect, learner.fetch(pool), wanted, f"{given}: {name}_cache", axes)
 
 
 @WRITE_KV.check(

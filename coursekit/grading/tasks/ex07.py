@@ -18,8 +18,9 @@ DECODE_KERNEL = Task(
     title="Attention through the block table, in one pass",
     points=6,
     defines=("my_decode_kernel",),
-    preamble="import torch\nimport triton\nimport triton.language as tl\n"
-    "from coursekit.given.launches import decode_from_pool, launch_decode",
+    preamble="import importlib.util\nimport math\nimport os\nimport torch\n"
+    "import triton\nimport triton.language as tl\n"
+    "from coursekit.given.launches import decode_from_pool, launch_decode, reads_of_decode",
 )
 
 TASKS = [DECODE_KERNEL]
@@ -183,6 +184,27 @@ def far_behind(learner: Learner, expect: Expect) -> None:
     given = f"block {first} begins 2^31 numbers behind the first"
     shape = {"layers": 30, "head_size": 64, "block_size": 16}
     expect_attention(learner, expect, given, [20], heads=(3, 3), first_block=first, **shape)  # type: ignore[arg-type]
+
+
+@DECODE_KERNEL.check(
+    "each key and each value is read once",
+    hint="one pass: a loop for the maximum and another for the sums read every key twice, and reading is "
+    "what a decode step waits for. Keep maximum, total and acc in one loop, and rescale the sums as it grows",
+)
+def one_pass(learner: Learner, expect: Expect) -> None:
+    generator = torch.Generator().manual_seed(7)
+    query, (keys, values) = (
+        torch.randn(1, 1, 16, generator=generator),
+        torch.randn(2, 6, 4, 1, 16, generator=generator),
+    )
+    tables, lengths = torch.arange(6, dtype=torch.int32)[None], torch.tensor([21], dtype=torch.int32)
+    given = "21 keys, tiles of 8, one head of 16: numbers read"
+    counts = run_fenced(
+        expect,
+        given,
+        lambda: learner.reads_of_decode(learner.my_decode_kernel, query, keys, values, tables, lengths, 0.25),
+    )
+    expect.equal(counts, [21 * 16, 21 * 16], f"{given} of the key cache, and of the value cache")
 
 
 @DECODE_KERNEL.check(kernels.COMPILES, hint=kernels.COMPILES_HINT, seconds=120)

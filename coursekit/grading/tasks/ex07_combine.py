@@ -15,7 +15,9 @@ COMBINE = Task(
     title="Put the parts together",
     points=3,
     defines=("my_combine",),
-    preamble="import torch",
+    preamble="import importlib.util\nimport math\nimport os\nimport torch\n"
+    "import triton\nimport triton.language as tl\n"
+    "from coursekit.given.launches import launch_decode",
 )
 
 TASKS = [COMBINE]
@@ -37,6 +39,7 @@ def expect_combined(
     lengths: Sequence[int],
     scores: Tensor | None = None,
     heads: int = 2,
+    tolerance: float = 1e-5,
 ) -> None:
     """Keys cut into parts of these lengths; `scores` [n, heads] in place of random ones."""
     generator = torch.Generator().manual_seed(sum(lengths))
@@ -50,7 +53,8 @@ def expect_combined(
     cut = zip(scores.split(list(lengths)), values.split(list(lengths)), strict=True)
     parts = [torch.stack(column).float() for column in zip(*(summary(*part) for part in cut), strict=True)]
     got = learner.my_combine(*parts)
-    expect.close(got, wanted, f"{given}: {heads} heads, parts of {list(lengths)} keys")
+    given += f": {heads} heads, parts of {list(lengths)} keys"
+    expect.close(got, wanted, given, tolerance=tolerance)
 
 
 @COMBINE.check(
@@ -75,7 +79,9 @@ def extreme_maxima(learner: Learner, expect: Expect) -> None:
         "low": [-6e4, -7e4],
     }.items():
         scores = steps % 4 + torch.tensor(base, dtype=torch.float64)
-        expect_combined(learner, expect, f"scores {name}", [2, 1, 3], scores)
+        # maximum + log(total), as the engine's kernels keep it, has steps of 0.004 at -60000 in float32.
+        tolerance = 2e-2 if name == "low" else 1e-3
+        expect_combined(learner, expect, f"scores {name}", [2, 1, 3], scores, tolerance=tolerance)
 
 
 @COMBINE.check(
@@ -86,7 +92,7 @@ def empty_parts(learner: Learner, expect: Expect) -> None:
     for lengths in ([0, 5], [5, 0], [0, 0, 1, 0], [2, 0, 3, 0]):
         expect_combined(learner, expect, "random scores", lengths)
     low = torch.full((3, 2), -6e4, dtype=torch.float64)
-    expect_combined(learner, expect, "scores of -60000", [0, 3, 0], low)
+    expect_combined(learner, expect, "scores of -60000", [0, 3, 0], low, tolerance=2e-2)
 
 
 @COMBINE.check(

@@ -10,13 +10,15 @@ from coursekit.given.tiny_model import TinyModel
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 
+SETUP = "import torch\nfrom coursekit.given.tiny_model import TinyModel"
+
 CHUNK_MASK = Task(
     name="chunk_mask",
     exercise="08",
     title="The corner of the mask",
     points=2,
     defines=("my_chunk_mask",),
-    preamble="import torch",
+    preamble=SETUP,
 )
 
 CHUNKED_PREFILL = Task(
@@ -25,7 +27,7 @@ CHUNKED_PREFILL = Task(
     title="A prompt in pieces",
     points=5,
     defines=("my_chunked_prefill",),
-    preamble="import torch\nfrom coursekit.given.tiny_model import TinyModel",
+    preamble=SETUP,
     needs=("chunk_mask",),
 )
 
@@ -46,7 +48,7 @@ def expect_mask(learner: Learner, expect: Expect, num_queries: int, num_keys: in
     hint="row i is true for the keys 0 … i: a token also sees itself, and True means that a key is seen",
 )
 def whole_prompt(learner: Learner, expect: Expect) -> None:
-    for length in (1, 2, 3, 7):
+    for length in (3, 1, 2, 7):
         expect_mask(learner, expect, length, length)
 
 

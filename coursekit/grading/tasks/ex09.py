@@ -7,12 +7,15 @@ from typing import Any
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 
+SETUP = "from coursekit.given.shared_pool import SharedPool"
+
 REF_COUNTS = Task(
     name="ref_counts",
     exercise="09",
     title="Reference counts",
     points=3,
     defines=("MySharedPool",),
+    preamble=SETUP,
 )
 
 FORK = Task(
@@ -21,7 +24,7 @@ FORK = Task(
     title="Fork and copy-on-write",
     points=5,
     defines=("MyForkingTable",),
-    preamble="from coursekit.given.shared_pool import SharedPool",
+    preamble=SETUP,
 )
 
 TASKS = [REF_COUNTS, FORK]
@@ -142,7 +145,10 @@ def first_writer_copies(learner: Learner, expect: Expect) -> None:
     before = table.blocks
     copies = child.append(1)
     expect.equal(pool.num_free, 13, "blocks free of 16: 6 tokens, a fork, append(1) to the fork")
-    expect.equal(table.blocks, before, "the parent's blocks after the fork has appended")
+    why = "fork and parent have one list: child.blocks = self.blocks copies nothing, list(self.blocks) does"
+    aliased = why if table.blocks == child.blocks else ""
+    given = "the parent's blocks after the fork has appended"
+    expect.equal(table.blocks, before, given, hint=aliased)
     expect.equal(child.blocks[0], before[0], "the fork's first block, which is full and stays shared")
     expect.true(child.blocks[1] not in before, "the fork's last block", "a block of its own", child.blocks)
     expect.equal(copies, [(before[1], child.blocks[1])], "copies of append(1): (source, destination)")

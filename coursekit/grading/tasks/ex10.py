@@ -76,6 +76,27 @@ def different_tokens(learner: Learner, expect: Expect) -> None:
 
 
 @BLOCK_HASH.check(
+    "two blocks meet by accident only as seldom as with sha256",
+    hint="a shortened digest, or md5, can be made to collide: somebody else's keys and values would be read. "
+    "Keep all 32 bytes of sha256 (64 digits as text) or more",
+)
+def long_enough(learner: Learner, expect: Expect) -> None:
+    hashes = learner.my_block_hashes(list(range(64)), 2)
+    for value in hashes:
+        bits = 8 * len(value) if isinstance(value, bytes) else 0
+        if isinstance(value, str):
+            digits = set(value.lower()) <= set("0123456789abcdef")
+            bits = (4 if digits else 6) * len(value)
+        if isinstance(value, int):
+            bits = 256 if max(map(abs, hashes)) >= 2**247 else 64
+        if isinstance(value, tuple | list):
+            bits = 256  # the tokens themselves: no two blocks have the same
+        expect.true(
+            bits >= 256, "the first 32 blocks of 2 tokens", "hashes of 256 bits", f"{value!r}: {bits} bits"
+        )
+
+
+@BLOCK_HASH.check(
     "a salt keeps customers apart, through every block",
     hint="the salt goes into the first hash, the chain carries it on; no salt is not an empty one",
 )

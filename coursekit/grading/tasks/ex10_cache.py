@@ -91,6 +91,33 @@ def least_recently_used(learner: Learner, expect: Expect) -> None:
         cache.allocate(1), [blocks[1]], f"a, b, c freed in turn as {blocks}, a used again: allocate(1)"
     )
     expect.equal(cache.allocate(2), [blocks[2], blocks[0]], "allocate(2) after that")
+    cache = learner.MyPrefixCache(3)
+    blocks = cache.allocate(3)
+    for block, key in zip(blocks, "abc", strict=True):
+        cache.publish(block, key)
+        cache.free([block])
+    cache.lookup(["a"])
+    given = f"a, b, c freed in turn as {blocks}, then a looked up and not shared: allocate(1)"
+    expect.equal(
+        cache.allocate(1), blocks[:1], given, hint="a lookup changes nothing: only share takes a block"
+    )
+
+
+@PREFIX_CACHE.check(
+    "blank blocks are taken before cached ones",
+    hint="giving up a cached block costs its next reader the work of computing it; a blank one costs nothing",
+)
+def blank_first(learner: Learner, expect: Expect) -> None:
+    cache = learner.MyPrefixCache(4)
+    blocks = cache.allocate(4)
+    cache.publish(blocks[0], "a")
+    cache.publish(blocks[2], "b")
+    for block in blocks:
+        cache.free([block])
+    given = f"{blocks} freed in turn, with keys in {blocks[0]} and {blocks[2]}"
+    expect.equal(cache.allocate(1), [blocks[1]], f"{given}: allocate(1)")
+    expect.equal(cache.lookup(["a"]), [blocks[0]], f'{given}: lookup(["a"]) after that')
+    expect.equal(cache.allocate(2), [blocks[3], blocks[0]], f"{given}: allocate(2) after that")
 
 
 @PREFIX_CACHE.check(

@@ -121,6 +121,18 @@ def no_token_lost(learner: Learner, expect: Expect) -> None:
 
 
 @SCHEDULER_STEP.check(
+    "the youngest gives way also when it is the one that needs the block",
+    hint="the youngest gives way even when it needs the block itself: the others go on without it",
+)
+def youngest_needs_it(learner: Learner, expect: Expect) -> None:
+    given = "3 blocks of 4; a 5 + 3, b 3 + 5: second step, in which only b, the youngest, needs a block"
+    scheduler = start(learner, 3, {"a": (5, 3), "b": (3, 5)})
+    scheduler.step()
+    expect.equal(scheduler.step(), ["a"], given)
+    expect.equal(state(scheduler)[:2], (["a"], ["b"]), f"running and waiting after the {given}")
+
+
+@SCHEDULER_STEP.check(
     "every step of random request mixes is as the rules say",
     hint="go through the four rules in order with the numbers shown: first the running ones, oldest first",
 )
@@ -136,8 +148,10 @@ def random_mixes(learner: Learner, expect: Expect) -> None:
                 output = source.randint(1, num_blocks * block_size - prompt)
                 scheduler.add(f"r{step}", prompt, output)
                 queue.append([f"r{step}", prompt, prompt + output, False])
+            before, tokens = state(scheduler), {job[0]: job[1] for job in queue}
             served = advance(queue, num_blocks, block_size, most)
             given = f"{num_blocks} blocks of {block_size}, {most} at once at most, seed {seed}, step {step}"
+            given += f"; before it running {before[0]}, waiting {before[1]}, tokens {tokens}"
             expect.equal(scheduler.step(), served, f"who gets a token: {given}")
             held = sum(-(-job[1] // block_size) for job in queue if job[3])
             names = [[job[0] for job in queue if job[3] is runs] for runs in (True, False)]

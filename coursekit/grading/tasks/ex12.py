@@ -68,12 +68,22 @@ def expect_same(expect: Expect, got: list[tuple[list[int], float]], given: str, 
         expect.close(have, want, f"log-probability of {given}", tolerance=1e-3)
 
 
+SETUP = """
+import importlib.util
+import os
+import torch
+import triton
+import triton.language as tl
+from coursekit.given.launches import launch_decode
+"""
+
 ENGINE_MEMORY = Task(
     name="engine_memory",
     exercise="12",
     title="Your memory in the engine",
     points=6,
     defines=("MyBlockPool", "MyBlockTable"),
+    preamble=SETUP,
     prepare=reference,
 )
 
@@ -83,8 +93,7 @@ ENGINE_KERNEL = Task(
     title="Your kernel in the engine",
     points=6,
     defines=("my_decode_kernel",),
-    preamble="import torch\nimport triton\nimport triton.language as tl\n"
-    "from coursekit.given.launches import launch_decode",
+    preamble=SETUP,
     needs=("engine_memory",),
     prepare=partial(reference, 3),
 )

@@ -7,7 +7,7 @@ import pytest
 
 from coursekit.grading import gradebook, notebook, report
 from coursekit.grading.grade import TaskResult
-from coursekit.grading.gradebook import Item, find_submissions, grade_class, handed_in
+from coursekit.grading.gradebook import Item, find_submissions, grade_class, handed_in, loose_files
 from coursekit.grading.notebook import tasks_of
 from coursekit.grading.task import CheckResult
 
@@ -120,12 +120,42 @@ def test_what_is_not_graded_is_named(tmp_path):
     )
     write(tmp_path / "anna" / "04_block_table.ipynb", allocator="wrong", block_table="wrong")
     write(tmp_path / "anna" / "04_block_table (1).ipynb")
+    write(tmp_path / "anna" / "notes.ipynb")
     marks = marks_of(tmp_path)["anna"]
     assert marks.points == 7
     assert marks.notes == [
-        "04_block_table.ipynb is there twice; graded was the one in the folder 04_block_table",
-        "not graded, its name is no exercise's: 04_block_table (1).ipynb",
+        "04_block_table: graded was 04_block_table/04_block_table.ipynb, "
+        "not 04_block_table.ipynb, 04_block_table (1).ipynb",
+        "not graded, its name is no exercise's: notes.ipynb",
     ]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["week4/04_block_table.ipynb", "04_BLOCK_TABLE.ipynb", "04_block_table.IPYNB", "04_block_table (1).ipynb",
+     "Copy of 04_block_table.ipynb", "exercises/04_block_table/04_block_table.ipynb"],
+)  # fmt: skip
+def test_an_exercise_at_another_place_or_of_another_name_is_marked_and_named(tmp_path, place):
+    write(tmp_path / "anna" / place, allocator="right", block_table="right")
+    write(tmp_path / "__MACOSX" / "anna" / "._04_block_table.ipynb")
+    write(tmp_path / "anna" / ".ipynb_checkpoints" / "04_block_table-checkpoint.ipynb")
+    write(tmp_path / "anna" / "._04_block_table.ipynb")
+    found = marks_of(tmp_path)
+    assert {student: marks.points for student, marks in found.items()} == {"anna": 7}
+    assert found["anna"].notes == [f"04_block_table: graded was {place}"]
+
+
+def test_a_file_with_two_versions_says_so(tmp_path):
+    write(tmp_path / "anna" / "04_block_table.ipynb", allocator="right", block_table="right")
+    path = tmp_path / "anna" / "04_block_table.ipynb"
+    path.write_text("<<<<<<< HEAD\n" + path.read_text() + "\n=======\n>>>>>>> theirs\n")
+    assert "git left its marks" in marks_of(tmp_path)["anna"].items[0].reason
+
+
+def test_notebooks_in_no_learners_folder_are_named(tmp_path):
+    write(tmp_path / "anna" / "04_block_table.ipynb", allocator="right", block_table="right")
+    write(tmp_path / "04_block_table.ipynb")
+    assert [path.name for path in loose_files(tmp_path)] == ["04_block_table.ipynb"]
 
 
 @pytest.mark.parametrize("inside", ["", "anna/", "anna/notes.txt"])

@@ -13,9 +13,9 @@ VERSION = landlock.version()
 needs_landlock = pytest.mark.skipif(not VERSION, reason="this kernel has no Landlock")
 
 
-def run_answer(code):
+def run_answer(code, preamble=""):
     """The message of the exception that `code` ends with in a learner's process."""
-    with pytest.raises(LearnerError) as error, Learner({"answer": code}):
+    with pytest.raises(LearnerError) as error, Learner({"answer": code}, preamble=preamble):
         pass
     return str(error.value)
 
@@ -40,8 +40,9 @@ def test_a_file_elsewhere_is_not_written(tmp_path):
 def test_no_other_process_is_signalled():
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        kill = f"import os, signal\nsignal.pidfd_send_signal(os.pidfd_open({other.pid}), {signal.SIGKILL})"
-        assert "PermissionError" in run_answer(kill)
+        # The hook refuses Python's own ways; this is what is left to somebody who finds another.
+        kept = "import os, signal\nfind, send = os.pidfd_open, signal.pidfd_send_signal"
+        assert "PermissionError" in run_answer(f"send(find({other.pid}), {signal.SIGKILL})", kept)
         assert other.poll() is None
     finally:
         other.kill()

@@ -55,7 +55,8 @@ def test_a_check_that_stumbles_over_an_answer_fails_it_and_the_rest_goes_on():
     result = grade("def double(n):\n    return 2 * n if isinstance(n, int) else None")
     assert result.verdict == "failed"
     assert [check.passed for check in result.checks] == [True, False]
-    assert "cannot be checked (TypeError" in result.text()
+    assert "input     double([5])\n" in result.text() and "got       None" in result.text()
+    assert "TypeError" not in result.text()
 
 
 def test_a_stub_is_not_done_yet():
@@ -73,6 +74,65 @@ def test_half_done_says_how_far():
     )
     assert result.verdict == "not done yet"
     assert "1 of 2 checks passed" in result.text()
+
+
+def test_the_first_failure_is_told_in_full_and_the_others_by_name():
+    text = grade("def double(n):\n    return [0] if isinstance(n, list) else 0").text()
+    assert text.count("hint") == 1 and "✗ doubles a list's last item" in text
+    assert "double: failed, 0 of 2 checks passed" in text
+
+
+def test_what_an_answer_raises_comes_with_its_line_the_input_and_the_hint():
+    text = grade("def double(n):\n    return {}[n]").text()
+    for words in (
+        "input     double(2)",
+        "raised    KeyError: 2",
+        "at line 2: return {}[n]",
+        "hint      twice",
+    ):
+        assert words in text
+
+
+def test_a_stubbed_method_is_named_and_the_rest_is_checked():
+    task = Task(name="pair", exercise="99", title="", points=1, defines=("Pair",))
+
+    @task.check("one", hint="h")
+    def one(learner, expect):
+        expect.equal(learner.Pair().one(), 1, "one()")
+
+    @task.check("two", hint="h")
+    def two(learner, expect):
+        expect.equal(learner.Pair().two(), 2, "two()")
+
+    source = "class Pair:\n    def one(self):\n        raise NotImplementedError()\n"
+    source += "    def two(self):\n        return 2"
+    result = grade_answer(task, {"pair": source})
+    assert result.verdict == "not done yet"
+    assert [check.passed for check in result.checks] == [False, True]
+    assert "to be written: Pair.one" in result.text()
+
+
+def test_behind_a_first_check_that_guards_no_count_is_shown():
+    task = Task(name="double", exercise="99", title="", points=1, defines=("double",))
+    for title in ("first", "second", "third"):
+        task.check(title, hint="h", guards=True)(
+            lambda learner, expect: expect.equal(learner.double(1), 2, "double(1)")
+        )
+    text = grade_answer(task, {"double": "def double(n):\n    return n"}).text()
+    assert "failed at check 1 of 3; the rest was not run" in text and "0 of 3" not in text
+
+
+def test_a_second_task_says_that_the_first_comes_first():
+    answers = {
+        "chunk_mask": "def my_chunk_mask(a, b):\n    torch.ones(a, b)",
+        "chunked_prefill": "def my_chunked_prefill(*args):\n    return my_chunk_mask(1, 1).float()",
+    }
+    assert grade_answer(TASKS["chunked_prefill"], answers).reason.startswith("task 1 first: my_chunk_mask")
+
+
+def test_where_two_long_lists_differ_is_shown_with_both_values():
+    with pytest.raises(Mismatch, match=r"7 at \[3\], expected 3"):
+        Expect().equal([0, 1, 2, 7, *range(4, 40)], list(range(40)), "x")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +197,7 @@ def test_equal_does_not_care_how_a_list_is_made():
         (torch.ones(2, 3) + 1e-7, torch.ones(2, 3), ""),
         (1.0, 1, ""),
         (torch.ones(3, 2), torch.ones(2, 3), "shape (3, 2), expected (2, 3)"),
-        (torch.tensor([1.0, 1.1]), torch.ones(2), "off by 0.1 at [1]"),
+        (torch.tensor([1.0, 1.1]), torch.ones(2), "1.1 at [1], expected 1: off by 0.1"),
         (torch.tensor([1.0, math.nan]), torch.ones(2), "nan at [1], expected 1"),
         (math.inf, 1.0, "off by inf"),
         (None, 1.0, "not a number"),

@@ -20,7 +20,9 @@ def there_and_back(value):
         objects.append(item)
         return len(objects) - 1
 
-    return wire.decode(json.loads(json.dumps(wire.encode(value, reference))), objects.__getitem__)
+    return wire.decode(
+        json.loads(json.dumps(wire.encode(value, reference))), lambda number, _: objects[number]
+    )
 
 
 @pytest.mark.parametrize(
