@@ -158,14 +158,14 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
-    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    preemption: Literal["recompute", "swap"] = "recompute"
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "max_model_len", "max_num_batched_tokens", "max_num_seqs")
         require_flags(self, "enable_chunked_prefill")
-        if self.preemption not in ("recompute", "swap", "auto"):
-            raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap', 'auto'")
+        if self.preemption not in ("recompute", "swap"):
+            raise ValueError(f"preemption is {self.preemption!r}, supported are 'recompute', 'swap'")
         if not isinstance(self.watermark, (int, float)) or not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark!r}, a share from 0 to below 1 is needed")
         budget = self.max_num_batched_tokens

@@ -12,7 +12,7 @@ import torch
 
 from minipaged.attention.backend import get_backend
 from minipaged.config import CacheConfig, EngineConfig
-from minipaged.core.scheduler import EngineStats
+from minipaged.core.request import EngineStats
 from minipaged.cpu.accelerate import prepare_for_cpu
 from minipaged.engine.beam import BeamSearchOutput, beam_search
 from minipaged.engine.dispatcher import Dispatcher
@@ -60,7 +60,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
-        preemption: Literal["recompute", "swap", "auto"] = "recompute",
+        preemption: Literal["recompute", "swap"] = "recompute",
         swap_space: float | str = 1,
         watermark: float = 0.01,
         attention_backend: str = "auto",
@@ -77,7 +77,7 @@ class LLM:
         max_num_seqs: sequences that run at once; 256 by default, fewer if max_num_batched_tokens is.
         max_num_batched_tokens: tokens computed in one step; by default 2048, on a CPU 512, or max_num_seqs or
             without chunked prefill max_model_len if that is more.
-        preemption: "recompute", "swap" (to host memory) or "auto" (what costs less time).
+        preemption: "recompute" or "swap" (to host memory).
         swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
         watermark: share of the blocks that admission leaves free.
         seed: what requests without a seed derive theirs from; None takes fresh randomness.

@@ -467,7 +467,7 @@ Stepper(len(recompute.steps), draw, start=4)
 # requests may take turns in throwing each other out. Check the order in all steps of the 48 chats:
 
 # %%
-RUNS = ("prefill", "decode", "idle")
+RUNS = ("prefill", "decode")
 arrival = {request.id: index for index, request in enumerate(mix)}
 for timeline in (recomputed, swapped):
     for step in timeline.steps:

@@ -110,7 +110,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": seqs,
         "max_num_batched_tokens": rng.randint(seqs, seqs + 10),
         "enable_prefix_caching": rng.random() < 0.6,
-        "preemption": rng.choice(["recompute", "swap", "auto"]),
+        "preemption": rng.choice(["recompute", "swap"]),
         "num_host_blocks": rng.choice([1, 3, 10, 60]),
         "watermark": rng.choice([0.0, 0.3]),
     }
@@ -222,7 +222,7 @@ def test_no_mix_of_tiny_pools_samples_aborts_and_resets_stalls() -> None:
             max_num_batched_tokens=rng.randint(seqs, seqs + 6) if chunked else max(longest, seqs),
             enable_chunked_prefill=chunked,
             enable_prefix_caching=rng.random() < 0.5,
-            preemption=rng.choice(["recompute", "swap", "auto"]),
+            preemption=rng.choice(["recompute", "swap"]),
             num_host_blocks=rng.choice([1, 3, 10]),
             watermark=rng.choice([0.0, 0.3]),
         )
@@ -252,7 +252,7 @@ def test_a_request_that_outgrew_the_pool_ends_when_it_comes_back_without_chunked
     engine = make_engine(num_blocks=6, block_size=1, enable_chunked_prefill=False, max_model_len=40)
     engine.add_request("r", [1, 2, 3], greedy(20, ignore_eos=True))
     outputs: list[RequestOutput] = []
-    while len(engine.requests["r"].sequences[0].tokens) < 7:  # the seventh finds no slot
+    while len(engine.requests["r"].samples[0].tokens) < 7:  # the seventh finds no slot
         outputs = step(engine)
     assert engine.reset_prefix_cache(reset_running_requests=True)
     while engine.has_unfinished_requests():

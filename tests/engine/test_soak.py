@@ -11,7 +11,7 @@ import pytest
 from fake_model import HashModel, assert_idle, make_engine, poison, run
 
 from minipaged.cache import hash_blocks, usable_hits
-from minipaged.core.request import StepPlan
+from minipaged.core.request import Request, Status, StepPlan
 from minipaged.engine.engine import Engine
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
@@ -51,7 +51,7 @@ class Schedule:
             "max_num_batched_tokens": rng.randint(seqs, seqs + 12) if chunked else 60 + rng.randint(0, 20),
             "enable_chunked_prefill": chunked,
             "enable_prefix_caching": rng.random() < 0.6,
-            "preemption": rng.choice(["recompute", "swap", "auto"]),
+            "preemption": rng.choice(["recompute", "swap"]),
             "watermark": rng.choice([0.0, 0.01, 0.2]),
             "num_host_blocks": rng.choice([0, 2, 10, 60]),
         }
@@ -112,28 +112,29 @@ class Watch:
         """Blocks that requests took while another computed them."""
         self.in_vain: list[str] = []
         """Requests that computed a full block which was cached, or which another computed before them."""
+        self.swapped: set[Request] = set()
+        """Those that were swapped out when the step before had been planned."""
         engine.on_step = self.look
 
     def look(self, plan: StepPlan) -> None:
-        tables = [s.table for r in self.engine.scheduler.running for s in r.active]
+        tables = [request.table for request in self.engine.scheduler.running]
         self.slots.append(len({slot for t in tables for slot in t.slots(0, t.num_tokens).tolist()}))
         if self.engine.pool.enable_prefix_caching:
             self._look_at_sharing(plan)
+        self.swapped = {r for r in self.engine.scheduler.waiting if r.status is Status.SWAPPED}
 
     def _look_at_sharing(self, plan: StepPlan) -> None:
         pool, block_size = self.engine.pool, self.engine.manager.block_size
-        in_flight: set[bytes] = set()
-        for sequence, query_len in zip(plan.sequences, plan.query_lens, strict=True):
-            request, table = sequence.request, sequence.table
-            first = sequence.num_computed // block_size
-            completed = hash_blocks(sequence.tokens[: sequence.num_computed + query_len], block_size)[first:]
-            was_swapped = table.num_published < first
-            if request in plan.admitted and not was_swapped:
-                self.from_flight += sum(not pool.is_published(b) for b in table.blocks[:first])
-                if completed[: usable_hits(request.prefill_target, block_size) - first]:
-                    known = pool.lookup(completed[:1]) or completed[0] in in_flight
-                    self.in_vain += [request.request_id] * bool(known)
-            in_flight.update(completed)
+        in_flight: set[int] = set()  # blocks that requests planned by now fill in this step
+        for request, query_len in zip(plan.requests, plan.query_lens, strict=True):
+            blocks, first = request.table.blocks, request.num_computed // block_size
+            stop = (request.num_computed + query_len) // block_size
+            if request in plan.admitted and request not in self.swapped:
+                self.from_flight += len(in_flight.intersection(blocks[:first]))
+                if min(stop, usable_hits(len(request.tokens), block_size)) > first:
+                    found = pool.lookup(hash_blocks(request.tokens, block_size)[first : first + 1])
+                    self.in_vain += [request.request_id] * (found != [blocks[first]])
+            in_flight.update(blocks[first:stop])
 
 
 def play(schedule: Schedule) -> tuple[Watch, dict[str, RequestOutput], set[str]]:
