@@ -17,23 +17,11 @@ from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
 from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
-from tests.engine.fake_tokenizers import ByteTokenizer
+from tests.engine.fake_tokenizers import PieceTokenizer
 
 SCHEDULES = 120 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
 MAX_MODEL_LEN = 40
 NUM_REQUESTS = 6
-
-
-class PieceTokenizer(ByteTokenizer):
-    """40 tokens: letters in pieces of one and two, and the two halves of é."""
-
-    special_token_ids = frozenset({0})
-
-    def __init__(self) -> None:
-        super().__init__()
-        pieces = [b"ab", b"b", b"a", b"\xc3", b"\xa9", b"c", b"ba"]
-        self.pieces = [pieces[i % len(pieces)] for i in range(40)]
-        self.vocab_size = 40
 
 
 class ModelFailure(Exception):

@@ -1,5 +1,5 @@
-"""Whole steps on torch's `meta` device, which has shapes and no numbers: what a step launches on a GPU, that no
-tensor is left on the processor, and that the host waits once. Seen without a card."""
+"""Whole steps on torch's `meta` device, which has shapes and no numbers: what a step launches on a GPU, that
+no tensor is left on the processor, and that the host waits once. Seen without a card."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

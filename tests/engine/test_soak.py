@@ -1,5 +1,6 @@
-"""Random schedules: arrivals, samples, stops, aborts, tiny pools, both ways to preempt. After every step the
-bookkeeping is proven; in the end every request has what it would have said in an engine with room for all."""
+"""Random schedules: arrivals, samples, stop tokens and strings, aborts, interrupts, beam searches, tiny pools,
+both ways to preempt. After every step the bookkeeping is proven; in the end every request has what it would
+have said in an engine with room for all."""
 
 import contextlib
 import os
@@ -12,12 +13,14 @@ from fake_model import HashModel, assert_idle, make_engine, poison, run
 
 from minipaged.cache import hash_blocks, usable_hits
 from minipaged.core.request import Request, Status, StepPlan
+from minipaged.engine.beam import beam_search
 from minipaged.engine.engine import Engine
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
-from minipaged.sampling_params import SamplingParams
+from minipaged.sampling_params import BeamSearchParams, SamplingParams
+from tests.engine.fake_tokenizers import PieceTokenizer
 
-SCHEDULES = 600 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
+SCHEDULES = 840 * int(os.environ.get("MINIPAGED_FUZZ", "1"))
 GROUPS = 12
 
 
@@ -37,6 +40,10 @@ class Schedule:
     settings: dict[str, Any] = field(default_factory=dict)
     arrivals: list[Arrival] = field(default_factory=list)
     aborts: list[tuple[int, str, int | None]] = field(default_factory=list)
+    interrupts: set[int] = field(default_factory=set)
+    """Steps in which Ctrl-C comes while the model runs, or right after it."""
+    beam: BeamSearchParams | None = None
+    """A beam search of the first prompt, when all else has ended."""
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -65,6 +72,11 @@ class Schedule:
             if rng.random() < 0.2:
                 self.aborts.append((rng.randint(0, 30), f"{i}", rng.choice([None, None, 0, 1])))
 
+        if rng.random() < 0.3:
+            self.interrupts = {rng.randint(0, 40) for _ in range(rng.randint(1, 3))}
+        if rng.random() < 0.2:
+            self.beam = BeamSearchParams(beam_width=rng.randint(1, 3), max_tokens=rng.randint(1, 4))
+
     @staticmethod
     def _params(rng: random.Random, seqs: int) -> SamplingParams:
         drawn = rng.random() < 0.5
@@ -76,29 +88,45 @@ class Schedule:
             max_tokens=max_tokens,
             min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
             ignore_eos=rng.random() < 0.5,
-            stop_token_ids=rng.sample(range(1, 40), 3),
+            stop_token_ids=rng.sample(range(1, 40), rng.choice([0, 3])),
+            stop=rng.choice([None, None, "abba", ["bb", "cab"]]),
+            logprobs=rng.choice([None, None, 0, 2]),
             presence_penalty=rng.choice([0.0, 0.0, 1.0]),
         )
 
     def engine(self) -> Engine:
-        return make_engine(model=HashModel(), **self.settings)
+        return make_engine(model=HashModel(), tokenizer=PieceTokenizer(), **self.settings)
 
     def unpressured(self) -> dict[str, RequestOutput]:
         """The same requests with room for all of them, no sharing between them and no chunks."""
-        engine = make_engine(
-            model=HashModel(), num_blocks=800, block_size=7, max_num_seqs=64, max_num_batched_tokens=999
-        )
+        engine = roomy_engine()
         for arrival in self.arrivals:
             engine.add_request(arrival.request_id, arrival.prompt, arrival.params)
         return run(engine)
 
     def may_lack_blocks(self, arrival: Arrival) -> bool:
-        """Whether all its samples at full length, sharing only the prompt's full blocks, exceed the pool."""
-        block_size, prompt = self.settings["block_size"], len(arrival.prompt)
-        shared = prompt // block_size
-        longest = min(prompt + (arrival.params.max_tokens or 0), 60) - 1
-        most = shared + arrival.params.n * (blocks_for(longest, block_size) - shared)
-        return most > self.settings["num_blocks"]
+        """Whether a sample at its full length exceeds the pool."""
+        longest = min(len(arrival.prompt) + (arrival.params.max_tokens or 0), 60) - 1
+        return blocks_for(longest, self.settings["block_size"]) > self.settings["num_blocks"]
+
+
+def roomy_engine() -> Engine:
+    return make_engine(
+        model=HashModel(),
+        num_blocks=800,
+        block_size=7,
+        max_num_seqs=64,
+        max_num_batched_tokens=999,
+        tokenizer=PieceTokenizer(),
+    )
+
+
+def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> Any:
+    found = beam_search(
+        engine.runner.model, engine.pool, engine.storage, engine.runner.backend, prompt, params,
+        eos_token_ids=(0,), max_model_len=60,
+    )  # fmt: skip
+    return [(sequence.output_token_ids, sequence.finish_reason) for sequence in found.sequences]
 
 
 class Watch:
@@ -137,26 +165,44 @@ class Watch:
             in_flight.update(blocks[first:stop])
 
 
+def interrupt(engine: Engine, seed: int) -> None:
+    """Let the next call of the model be cut by Ctrl-C, before it stores anything or after it stored all."""
+    model = engine.runner.model
+
+    def cut(*inputs: Any) -> Any:
+        engine.runner.model = model
+        if seed % 2:
+            model(*inputs)
+        raise KeyboardInterrupt
+
+    engine.runner.model = cut  # type: ignore[assignment]
+
+
 def play(schedule: Schedule) -> tuple[Watch, dict[str, RequestOutput], set[str]]:
-    """Run a schedule under pressure; the final outputs, and the requests of which a part was aborted."""
+    """Run a schedule under pressure; the final outputs, and who was refused or, in part, aborted."""
     engine = schedule.engine()
     watch = Watch(engine)
     finished: dict[str, RequestOutput] = {}
-    aborted: set[str] = set()
+    gone: set[str] = set()
     waiting = sorted(schedule.arrivals, key=lambda arrival: arrival.step)
     for number in range(2000):
         while waiting and waiting[0].step <= number:
             arrival = waiting.pop(0)
-            if schedule.may_lack_blocks(arrival):
-                with contextlib.suppress(ValueError):
-                    engine.add_request(arrival.request_id, arrival.prompt, arrival.params)
-            else:
+            try:
                 engine.add_request(arrival.request_id, arrival.prompt, arrival.params)
+            except ValueError:
+                assert arrival.params.n > 1 or schedule.may_lack_blocks(arrival)
+                gone.add(arrival.request_id)
         for when, request_id, index in schedule.aborts:
             if when == number and engine.abort_request(request_id, index):
-                aborted.add(request_id)
+                gone.add(request_id)
                 engine.check_invariants()
-        for output in engine.step():
+        if number in schedule.interrupts:
+            interrupt(engine, schedule.seed)
+        outputs: list[RequestOutput] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            outputs = engine.step()
+        for output in outputs:
             assert output.request_id in engine.requests or output.finished
             if output.finished:
                 assert output.request_id not in finished
@@ -167,24 +213,28 @@ def play(schedule: Schedule) -> tuple[Watch, dict[str, RequestOutput], set[str]]
         if not waiting and not engine.has_unfinished_requests():
             break
     assert_idle(engine)
-    return watch, finished, aborted
+    return watch, finished, gone
 
 
 def agrees(output: CompletionOutput, expected: CompletionOutput, *, may_be_cut: bool) -> bool:
     if output.finish_reason == "abort" or (may_be_cut and output.finish_reason == "length"):
         return output.token_ids == expected.token_ids[: len(output.token_ids)]
     same_end = (output.finish_reason, output.stop_reason) == (expected.finish_reason, expected.stop_reason)
-    return output.token_ids == expected.token_ids and same_end
+    return (output.token_ids, output.text, output.logprobs) == (
+        expected.token_ids,
+        expected.text,
+        expected.logprobs,
+    ) and same_end
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_schedules_end_and_say_what_they_would_say_unpressured(group: int) -> None:
-    """C24, C26, C35: 600 schedules; with MINIPAGED_FUZZ=k k times as many."""
+    """C24, C26, C35: 840 schedules; with MINIPAGED_FUZZ=k k times as many."""
     preemptions = hits = from_flight = 0
     for seed in range(group, SCHEDULES, GROUPS):
         schedule = Schedule(seed)
-        watch, finished, aborted = play(schedule)
+        watch, finished, gone = play(schedule)
         expected = schedule.unpressured()
         assert not watch.in_vain, f"seed {seed}: {watch.in_vain} computed what they could have shared"
         preemptions += watch.engine.stats.num_preemptions
@@ -193,9 +243,16 @@ def test_random_schedules_end_and_say_what_they_would_say_unpressured(group: int
         for arrival in schedule.arrivals:
             name = arrival.request_id
             if name not in finished:
-                assert name in aborted or schedule.may_lack_blocks(arrival), f"seed {seed}: {name} is lost"
+                assert name in gone, f"seed {seed}: {name} is lost"
                 continue
             for output, right in zip(finished[name].outputs, expected[name].outputs, strict=True):
                 cut = schedule.may_lack_blocks(arrival)
                 assert agrees(output, right, may_be_cut=cut), f"seed {seed}, request {name}: {output} {right}"
+        if schedule.beam is not None:
+            engine, prompt = watch.engine, schedule.arrivals[0].prompt
+            most = blocks_for(len(prompt) + 4, engine.manager.block_size) * schedule.beam.beam_width
+            if most <= engine.pool.num_blocks:
+                found = search(engine, prompt, schedule.beam)
+                assert found == search(roomy_engine(), prompt, schedule.beam), f"seed {seed}"
+                assert_idle(engine)
     assert min(preemptions, hits, from_flight) > 0, "the schedules test too little"
