@@ -1,6 +1,6 @@
-"""Random schedules: arrivals, samples, stop tokens and strings, aborts, interrupts, beam searches, tiny pools,
-both ways to preempt. After every step the bookkeeping is proven; in the end every request has what it would
-have said in an engine with room for all."""
+"""Random schedules: arrivals, samples, stop tokens and strings, aborts, interrupts, beam searches, tiny
+pools, both ways to preempt. After every step the bookkeeping is proven; in the end every request has what it
+would have said in an engine with room for all."""
 
 import contextlib
 import os
