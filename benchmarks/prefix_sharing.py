@@ -66,7 +66,7 @@ def count_blocks(engine: Engine) -> dict[str, int]:
 
     Raises AssertionError if a block that several tables share is counted more than once.
     """
-    tables = [s.table for request in engine.scheduler.running for s in request.active]
+    tables = [request.table for request in engine.scheduler.running]
     held = engine.pool.num_blocks - engine.pool.num_free
     different = {block for table in tables for block in table.blocks}
     assert held == len(different), f"the pool has given out {held} blocks, the tables hold {len(different)}"

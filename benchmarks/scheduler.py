@@ -146,7 +146,8 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     watch.around(engine.runner, "greedy_tokens", "sampling")
     watch.around(engine._recorder, "record", "records")
     watch.around(engine, "_commit", "new tokens")
-    watch.around(engine._outputs, "report", "text and outputs")
+    watch.around(engine._outputs, "find_ended", "new tokens")
+    watch.around(engine._outputs, "make_outputs", "text and outputs")
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:

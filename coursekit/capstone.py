@@ -13,7 +13,6 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockCopy, KVStorage
 from minipaged.cache.storage import LayerKV
-from minipaged.core.request import Request
 from minipaged.engine.llm import LLM
 from minipaged.memory import blocks_for
 
@@ -36,6 +35,13 @@ class PluggedPool:
 
     def count_free(self, blocks: Iterable[int]) -> int:
         return 0
+
+    def find_fault(self, tables: Iterable[Any]) -> str | None:
+        """None: what a learner's pool has noted cannot be seen from here."""
+        return None
+
+    def unpublish(self, block: int) -> None:
+        """Nothing: prefix caching is off."""
 
 
 class PluggedTable:
@@ -116,18 +122,12 @@ def plug_in_memory(llm: LLM, make_pool: Callable[..., Any], make_table: Callable
     engine = llm.engine
     if engine.pool.enable_prefix_caching:
         raise ValueError("the engine shares blocks: make it with enable_prefix_caching=False")
-    num_blocks, block_size = engine.pool.num_blocks, engine.storage.block_size
-    pool = PluggedPool(make_pool(num_blocks), num_blocks)
-    make_request = engine.inputs.make_request
+    pool = PluggedPool(make_pool(engine.pool.num_blocks), engine.pool.num_blocks)
 
-    def make_request_of_mine(*args: Any, **kwargs: Any) -> Request:
-        request = make_request(*args, **kwargs)
-        for sequence in request.sequences:
-            sequence.table = PluggedTable(make_table(pool.mine, block_size), pool, block_size)  # type: ignore
-        return request
+    def make_plugged_table(pool: PluggedPool, block_size: int) -> PluggedTable:
+        return PluggedTable(make_table(pool.mine, block_size), pool, block_size)
 
-    engine.inputs.make_request = make_request_of_mine  # type: ignore[method-assign]
-    engine.pool = engine.manager.pool = engine.scheduler.pool = pool  # type: ignore[assignment]
+    engine.manager.plug_in(pool, make_plugged_table)  # type: ignore[arg-type]  # they do what is asked of them
     return pool
 
 

@@ -75,10 +75,10 @@ class WasteCounter:
 
     def __call__(self, plan: StepPlan) -> None:
         used = to_come = reserved = 0  # slots
-        for sequence in (*plan.sequences, *plan.idle):
-            room = len(sequence.table.blocks) * self.block_size
-            stored = sequence.table.num_tokens
-            final = sequence.request.num_prompt_tokens + (sequence.request.params.max_tokens or 1)
+        for request in plan.requests:
+            room = len(request.table.blocks) * self.block_size
+            stored = request.table.num_tokens
+            final = request.parent.num_prompt_tokens + (request.parent.params.max_tokens or 1)
             used += stored
             to_come += min(final - 1, room) - stored  # the last token of an answer is never stored
             reserved += room

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from minipaged.core.request import Request, Status, StepPlan
+from minipaged.core.request import ParentRequest, Status, StepPlan
 from minipaged.engine.engine import Engine
 
-State = Literal["waiting", "prefill", "decode", "idle", "preempted", "swapped"]
+State = Literal["waiting", "prefill", "decode", "preempted", "swapped"]
 
 OUTSIDE: dict[Status, State] = {
     Status.WAITING: "waiting",
@@ -25,7 +25,6 @@ class Moment:
     """One request in one step."""
 
     state: State
-    """`idle`: it holds blocks, and computed nothing in this step."""
     tokens: int
     """Tokens computed for it in this step."""
     again: int
@@ -87,19 +86,16 @@ class Timeline:
             if moment is not None and moment.state == "swapped":
                 self.blocks_moved += len(moment.blocks)
         self.blocks_moved += sum(
-            len(request.active[0].table.blocks)
-            for request in plan.preempted
-            if request.status is Status.SWAPPED
+            len(request.table.blocks) for request in plan.preempted if request.status is Status.SWAPPED
         )
         tokens = {
-            sequence.request.request_id: query_len
-            for sequence, query_len in zip(plan.sequences, plan.query_lens, strict=True)
+            request.request_id: query_len
+            for request, query_len in zip(plan.requests, plan.query_lens, strict=True)
         }
-        decodes = {sequence.request.request_id for sequence in plan.sequences[: plan.num_decodes]}
         self.steps.append(
             StepView(
                 requests={
-                    name: self._moment(request, tokens.get(name, 0), name in decodes)
+                    name: self._moment(request, tokens.get(name, 0))
                     for name, request in self.engine.requests.items()
                 },
                 free=self.engine.pool.num_free,
@@ -108,14 +104,15 @@ class Timeline:
             )
         )
 
-    def _moment(self, request: Request, tokens: int, decodes: bool) -> Moment:
-        (sequence,) = request.sequences
-        name, start = request.request_id, sequence.num_computed
+    def _moment(self, parent: ParentRequest, tokens: int) -> Moment:
+        (request,) = parent.samples
+        name, start = request.request_id, request.num_computed
         reached = self._reached.get(name, 0)
         again = max(0, min(reached, start + tokens) - start) if tokens else 0
         if tokens:
             self._reached[name] = max(reached, start + tokens)
         state = OUTSIDE.get(request.status)
         if state is None:
-            state = "decode" if decodes else "prefill" if tokens else "idle"
-        return Moment(state, tokens, again, sequence.table.num_tokens, tuple(sequence.table.blocks))
+            decodes = tokens == 1 and start >= parent.num_prompt_tokens
+            state = "decode" if decodes else "prefill"
+        return Moment(state, tokens, again, request.table.num_tokens, tuple(request.table.blocks))

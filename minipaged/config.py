@@ -22,7 +22,7 @@ from minipaged.dtypes import KV_DTYPES
 
 MOST_SEQS = 2**16
 
-Preemption = Literal["recompute", "swap", "auto"]
+Preemption = Literal["recompute", "swap"]
 
 
 @dataclass(frozen=True)

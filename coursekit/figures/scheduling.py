@@ -17,7 +17,6 @@ STATES = {  # state of a moment -> words above the chart, colour, height of the 
     "waiting": ("waiting", PALE, 0.14),
     "preempted": ("preempted", PARKED, 0.40),
     "swapped": ("swapped", PARKED, 0.40),
-    "idle": ("holds blocks, computes nothing", "white", 0.72),
 }
 
 
@@ -117,11 +116,11 @@ def pool_in_step(view: StepView, before: StepView | None, *, num_blocks: int, co
 
 def _inside(view: StepView) -> dict[str, Moment]:
     """The requests that hold blocks of the pool; a swapped one holds the host's."""
-    return {n: m for n, m in view.requests.items() if m.state in ("prefill", "decode", "idle")}
+    return {n: m for n, m in view.requests.items() if m.state in ("prefill", "decode")}
 
 
 def _running(name: str, moment: Moment) -> str:
-    does = {"prefill": f"prefill of {moment.tokens}", "decode": "decode", "idle": "nothing"}[moment.state]
+    does = {"prefill": f"prefill of {moment.tokens}", "decode": "decode"}[moment.state]
     return f"{name}  {does}, blocks {list(moment.blocks)}"
 
 

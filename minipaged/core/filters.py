@@ -73,7 +73,7 @@ def _num_kept(x: Tensor, largest: Tensor, params: Sequence[SamplingParams], top_
     size, vocab_size = largest.shape[1], x.shape[1]
     best = largest[:, :1]  # [R, 1]
     floor = best + column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], x)
-    counts = (largest >= floor).sum(dim=-1)
+    counts = (largest >= floor).sum(dim=-1).clamp(min=1)  # a row of NaN is refused by the sampler, not here
     counts = torch.where(counts == size, vocab_size, counts)  # the floor may lie further down
     limit = torch.tensor(top_k, device=x.device)
     counts = torch.minimum(counts, limit)

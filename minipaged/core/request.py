@@ -1,10 +1,11 @@
-"""A request, its sequences, and the plan of one step: what the scheduler works with.
+"""A request, what the samples of one call have in common, and the plan of one step.
 
-    WAITING --admitted--> RUNNING --last sequence ends--> FINISHED        (abort: from any state)
+    WAITING --admitted--> RUNNING --its output ends--> FINISHED           (abort: from any state)
                           RUNNING --preempted--> PREEMPTED or SWAPPED --returns--> RUNNING
 
-A request with n > 1 samples computes its prompt once, in its first sequence, and then forks that sequence's
-block table to the others. It is preempted and returns as a whole.
+A request is one sequence of tokens. A call that asks for n samples becomes n requests with one parent, queued
+one after the other. The first computes the prompt; the others then fork its block table, and from there on
+each goes its own way.
 """
 
 from __future__ import annotations
@@ -13,23 +14,22 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from minipaged.cache import BlockCopy, BlockTable, hash_blocks
+from minipaged.cache import BlockCopy, BlockTable, PrefixStats, hash_blocks
 from minipaged.cache.accounting import Sharing
 from minipaged.core.sampler import Logprob, SamplingState
-from minipaged.memory import blocks_for
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Status(Enum):
     WAITING = auto()  # never ran
-    RUNNING = auto()  # its tables hold blocks of the device pool
+    RUNNING = auto()  # its table holds blocks of the device pool
     PREEMPTED = auto()  # gave its blocks up; its tokens will be computed again
-    SWAPPED = auto()  # its tables hold blocks of the host pool
+    SWAPPED = auto()  # its table holds blocks of the host pool
     FINISHED = auto()
 
 
-class SequenceOutput(Protocol):
-    """What is asked here of a sequence's output. Its text is the engine's affair (`engine/text.py`)."""
+class RequestText(Protocol):
+    """What is asked here of a request's output. Its text is the engine's affair (`engine/text.py`)."""
 
     token_ids: list[int]
     """The output so far."""
@@ -37,29 +37,32 @@ class SequenceOutput(Protocol):
     """None until it has ended."""
 
     def check_end(self) -> bool:
-        """Whether the newest token ends the sequence. It may be asked twice about the same token."""
+        """Whether the newest token ends the output. It may be asked twice about the same token."""
 
     def finish(self, reason: str) -> None:
-        """End the sequence, unless it has ended."""
+        """End the output, unless it has ended."""
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """One stream of tokens.
+class Request:
+    """One sequence of tokens and how far it is computed.
 
     The key and value of the last sampled token are not stored until the step that feeds it, so a decoding
-    sequence has `num_computed == len(tokens) - 1`.
+    request misses one token: `num_computed == len(tokens) - 1`.
     """
 
-    request: Request
+    parent: ParentRequest
     index: int
+    """Which of the parent's samples it is."""
     tokens: list[int]
     """Prompt and output."""
-    output: SequenceOutput
+    output: RequestText
     sampling: SamplingState
     table: BlockTable
+    status: Status = Status.WAITING
     num_computed: int = 0
-    """Tokens whose keys and values are stored; between steps the same as `table.num_tokens`."""
+    """Tokens whose keys and values are stored, or are stored by the step under way before it reads them;
+    between steps the same as `table.num_tokens`."""
     row: int = -1
     """Its row of the batch builder's block-table matrix while it runs."""
     row_blocks: int = 0
@@ -72,8 +75,24 @@ class Sequence:
     """Output tokens that a DELTA stream has seen."""
 
     @property
-    def num_to_compute(self) -> int:
+    def request_id(self) -> str:
+        """The caller's name for it, which all samples of a call have."""
+        return self.parent.request_id
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.num_computed
+
+    def waiting_siblings(self) -> list[Request]:
+        """The samples that fork from this one when it has computed the prompt: later ones without a token.
+
+        None if it has one itself: then they have forked, or will compute the prompt themselves.
+        """
+        if self.output.token_ids:
+            return []
+        later = [s for s in self.parent.samples[self.index + 1 :] if not s.output.token_ids]
+        return [s for s in later if s.status in (Status.WAITING, Status.PREEMPTED)]
 
     def add_logprobs(self, entry: dict[int, Logprob] | None) -> None:
         """Note the log-probabilities of the newest token; its own entry comes first."""
@@ -87,29 +106,63 @@ class Sequence:
         """Hashes of the full blocks among its first `num_tokens` tokens; each is computed once."""
         num_full = num_tokens // block_size
         if num_full > len(self.hashes):
-            self.hashes = hash_blocks(
-                self.tokens[:num_tokens], block_size, salt=self.request.cache_salt, known=self.hashes
-            )
+            salt = self.parent.cache_salt
+            self.hashes = hash_blocks(self.tokens[:num_tokens], block_size, salt=salt, known=self.hashes)
         return self.hashes[:num_full]
 
     def restart(self, table: BlockTable) -> None:
         """Keep the tokens of the output and nothing else: they will be computed again, in `table`, which is
         empty. All that is known of the output then agrees with its tokens, wherever a step was cut short."""
-        output = self.output
-        is_open = output.finish_reason in (None, "length")  # a stop string takes precedence over "length"
-        if output.token_ids and is_open:
-            output.check_end()
-        self.tokens[self.request.num_prompt_tokens :] = output.token_ids
+        said = self.output.token_ids
+        self.tokens[self.parent.num_prompt_tokens :] = said
         self.table, self.num_computed, self.row, self.row_blocks, self.hashes = table, 0, -1, 0, []
         if self.logprobs is not None:  # a token's entry is noted before the token
-            del self.logprobs[len(output.token_ids) :]
+            del self.logprobs[len(said) :]
             chosen = [next(iter(entry.values())).logprob for entry in self.logprobs]
             self.cumulative_logprob = sum(chosen) if chosen else None
 
 
+@dataclass(slots=True, eq=False)
+class ParentRequest:
+    """What a caller asked for: what its `n` samples have in common, and the samples in order."""
+
+    request_id: str
+    prompt: str | None
+    """The text it came as, handed back to the caller; nothing here reads it."""
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    metrics: RequestMetrics
+    cache_salt: str | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    """How it is reported after each step that gives it a token; FINAL_ONLY: once, when it has ended."""
+    samples: list[Request] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when the first sample was admitted."""
+
+    def add_sample(self, output: RequestText, sampling: SamplingState, table: BlockTable) -> None:
+        """One more sample of the prompt, before the request is queued."""
+        tokens = self.prompt_token_ids.copy()
+        self.samples.append(Request(self, len(self.samples), tokens, output, sampling, table))
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is reported while it runs."""
+        return self.output_kind is not RequestOutputKind.FINAL_ONLY
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """The samples that have not ended."""
+        return [sample for sample in self.samples if sample.status is not Status.FINISHED]
+
+
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to one request (seconds of the engine's clock) and what they cost it.
+    """When things happened to what a caller asked for (seconds of the engine's clock) and what they cost.
 
     Names and meanings are vLLM's.
     """
@@ -121,9 +174,9 @@ class RequestMetrics:
     finished_time: float | None = None
     num_preemptions: int = 0
     num_generation_tokens: int = 0
-    """Tokens of all its sequences."""
+    """Tokens of all its samples."""
     sharing: Sharing = field(default_factory=Sharing)
-    """Blocks that its sequences shared, over the steps in which several of them ran."""
+    """Blocks that its samples shared, over the steps in which several of them ran."""
 
     def finish(self, now: float, num_generation_tokens: int) -> None:
         """Note the end, which came with the last token."""
@@ -137,132 +190,75 @@ class RequestMetrics:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first, in seconds, for a request with one sequence."""
+        """Time per output token after the first, in seconds, for a request with one sample."""
         if self.last_token_time is None or self.first_token_time is None or self.num_generation_tokens < 2:
             return None
         return (self.last_token_time - self.first_token_time) / (self.num_generation_tokens - 1)
 
     @property
     def blocks_saved(self) -> float:
-        """Share of block-table entries that cost no block because its sequences shared it, 0 … 1."""
+        """Share of block-table entries that cost no block because its samples shared it, 0 … 1."""
         return self.sharing.saved
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """A prompt with its settings, its `n` sequences and where it stands."""
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine was made or `Engine.reset_stats` was called."""
 
-    request_id: str
-    prompt: str | None
-    """The text it came as, handed back to the caller; nothing here reads it."""
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    metrics: RequestMetrics
-    cache_salt: str | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
-    """How it is reported after each step that gives it a token; FINAL_ONLY: once, when it has ended."""
-    status: Status = Status.WAITING
-    sequences: list[Sequence] = field(default_factory=list)
-    live: list[Sequence] = field(default_factory=list)
-    """The sequences that have not ended."""
-    active: list[Sequence] = field(default_factory=list)
-    """Those that have a block table: the first live one until the prompt is computed, then `live` itself."""
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache when it was first admitted."""
-
-    def add_sequence(self, output: SequenceOutput, sampling: SamplingState, table: BlockTable) -> None:
-        """One more sample of the prompt, before the request is queued."""
-        tokens = self.prompt_token_ids.copy()
-        self.sequences.append(Sequence(self, len(self.sequences), tokens, output, sampling, table))
-        self.live.append(self.sequences[-1])
-        self.unfork()
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    """Tokens computed in chunks, those of a recomputation included."""
+    num_generation_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_recomputes: int = 0
+    """Preemptions that gave the blocks up."""
+    num_swaps: int = 0
+    """Preemptions that moved the blocks to the host."""
+    prefix: PrefixStats = field(default_factory=PrefixStats)
+    """Prompt tokens of admitted requests, and those of them found in the prefix cache."""
 
     @property
-    def streams(self) -> bool:
-        """Whether it is reported while it runs."""
-        return self.output_kind is not RequestOutputKind.FINAL_ONLY
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether every live sequence has its own table; always so with a single one."""
-        return self.active is self.live
-
-    @property
-    def prefill_target(self) -> int:
-        """Tokens to compute before the next sample, or before the other sequences fork off."""
-        return len(self.live[0].tokens) if self.is_forked else self.num_prompt_tokens
-
-    def unfork(self) -> None:
-        """Nothing is computed: the first live sequence will compute the prompt, then the others fork."""
-        self.active = self.live if len(self.live) <= 1 else self.live[:1]
-
-    def num_blocks_needed(self, block_size: int) -> int:
-        """Blocks that hold all its tokens when its sequences share the prompt's full blocks and no others."""
-        shared = self.num_prompt_tokens // block_size
-        return shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in self.live)
-
-    def num_blocks_held(self, block_size: int) -> int:
-        """Blocks its tables list, those of the prompt's full blocks once."""
-        shared = self.num_prompt_tokens // block_size
-        return sum(len(s.table.blocks) for s in self.active) - (len(self.active) - 1) * shared
+    def num_preemptions(self) -> int:
+        return self.num_recomputes + self.num_swaps
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """The sequences of one step and how many tokens each computes: first the decodes, then the chunks.
+    """The requests of one step and how many tokens each computes, in any mixture.
 
-    Only sequences whose last token is computed in this step get a new one. A request that has just computed
-    the prompt of n samples is sampled n times from the same row.
+    A request whose last token is computed in this step gets a new one. Siblings that fork in it get theirs
+    from the row of the request that computed the prompt: they are sampled, and not among `requests`.
     """
 
-    sequences: list[Sequence] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     query_lens: list[int] = field(default_factory=list)
-    num_decodes: int = 0
-    """The leading sequences, which compute the one token sampled last and are all sampled again."""
     num_prefill_tokens: int = 0
-    sampled: list[Sequence] = field(default_factory=list)
+    sampled: list[Request] = field(default_factory=list)
     sampled_from: list[int] = field(default_factory=list)
-    """For each sampled sequence the index in `sequences` of the one whose last row gives its logits."""
+    """For each sampled request the index in `requests` of the one whose last row gives its logits."""
     copies: list[BlockCopy] = field(default_factory=list)
     """Copy-on-write copies to do before the model runs."""
-    forks: list[Request] = field(default_factory=list)
-    """Requests whose other sequences fork off once this step has been computed."""
-    ended: list[Request] = field(default_factory=list)
-    """A request that ended while planning, alone in a pool too small for it; nothing else is planned then."""
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
-    idle: list[Sequence] = field(default_factory=list)
-    """Running sequences with more than their last token to compute that got none computed in this step."""
+    ended: list[Request] = field(default_factory=list)
+    """A request that ended while planning, alone in a pool too small for it."""
 
-    def add_decode(self, sequence: Sequence) -> None:
-        self.sampled_from.append(self.num_decodes)
-        self.num_decodes += 1
-        self.sequences.append(sequence)
-        self.query_lens.append(1)
-        self.sampled.append(sequence)
-
-    def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """The next `num_tokens` tokens of a prompt, or of a sequence that was preempted and came back."""
-        request = sequence.request
-        if sequence.num_to_compute == num_tokens:
-            drawn = [sequence] if request.is_forked else request.live
-            self.sampled_from.extend([len(self.sequences)] * len(drawn))
-            self.sampled.extend(drawn)
-        if not request.is_forked and sequence.num_computed + num_tokens == request.num_prompt_tokens:
-            self.forks.append(request)
-        self.sequences.append(sequence)
+    def add(self, request: Request, num_tokens: int) -> None:
+        """The next `num_tokens` tokens of a request."""
+        if num_tokens == request.num_missing:
+            self.sampled.append(request)
+            self.sampled_from.append(len(self.requests))
+        self.requests.append(request)
         self.query_lens.append(num_tokens)
-        if num_tokens > 1 or not sequence.output.token_ids:
+        if num_tokens > 1 or not request.output.token_ids:
             self.num_prefill_tokens += num_tokens
 
+    def add_fork(self, sibling: Request) -> None:
+        """A request that is sampled from the last row of the request added last."""
+        self.sampled.append(sibling)
+        self.sampled_from.append(len(self.requests) - 1)
+
     def num_empty_slots(self, block_size: int) -> int:
-        """Slots after the last token of the running sequences, in the blocks they have begun."""
-        # Idle sequences may share their last block; it is counted once.
-        idle = {s.table.blocks[-1]: s.table.num_tokens for s in self.idle if s.table.blocks}
-        stored = [*[s.table.num_tokens for s in self.sequences], *idle.values()]
-        return sum([-num_tokens % block_size for num_tokens in stored])
+        """Slots after the last token of each request, in the block it has begun."""
+        return sum([-request.table.num_tokens % block_size for request in self.requests])

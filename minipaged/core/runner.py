@@ -1,6 +1,6 @@
 """ModelRunner: turns a plan into tensors, runs the model and hands back logits.
 
-The block tables of all running sequences live in one int32 matrix, a fixed row for each sequence. A step
+The block tables of all running requests live in one int32 matrix, a fixed row for each request. A step
 writes only the entries that are new.
 """
 
@@ -16,7 +16,7 @@ from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.batch import AttentionBatch, new_token_slots
 from minipaged.cache import KVStorage
 from minipaged.config import ModelConfig
-from minipaged.core.request import Sequence, StepPlan
+from minipaged.core.request import Request, StepPlan
 from minipaged.core.sampler import gather_logprobs
 from minipaged.memory import blocks_for
 
@@ -35,8 +35,8 @@ class Model(Protocol):
     ) -> Tensor:
         """[T] token ids -> [T, hidden_size]; stores the tokens' keys and values.
 
-        Each layer stores those of all tokens before it reads any: a sequence may list blocks that another
-        sequence fills in this step.
+        Each layer stores those of all tokens before it reads any: a request may list blocks that another
+        request fills in this step.
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -56,15 +56,14 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan) -> tuple[Tensor, AttentionBatch]:
         """Token ids [T] int64 and the batch that says where they belong."""
-        sequences = plan.sequences
-        for sequence in sequences:
-            if sequence.row_blocks != len(sequence.table.blocks):
-                self._write_row(sequence)
-        context_lens = [s.num_computed + n for s, n in zip(sequences, plan.query_lens, strict=True)]
+        for request in plan.requests:
+            if request.row_blocks != len(request.table.blocks):
+                self._write_row(request)
+        context_lens = [r.num_computed + n for r, n in zip(plan.requests, plan.query_lens, strict=True)]
         longest = max(context_lens)
         # [count, max_blocks of this step], a copy: the matrix may change while a device still reads
         width = blocks_for(longest, self.block_size)
-        tables = self._tables[:, :width].take([s.row for s in sequences], axis=0)
+        tables = self._tables[:, :width].take([request.row for request in plan.requests], axis=0)
         query_lens = np.array(plan.query_lens)
         query_start = np.concatenate([[0], np.cumsum(query_lens)])
         positions, slots = new_token_slots(tables, query_lens, np.array(context_lens), self.block_size)
@@ -81,27 +80,27 @@ class BatchBuilder:
         )
         return self._to_device(_new_tokens(plan), np.int64), batch
 
-    def _write_row(self, sequence: Sequence) -> None:
-        blocks, start = sequence.table.blocks, sequence.row_blocks
-        self._tables[sequence.row, start : len(blocks)] = blocks[start:]
-        sequence.row_blocks = len(blocks)
+    def _write_row(self, request: Request) -> None:
+        blocks, start = request.table.blocks, request.row_blocks
+        self._tables[request.row, start : len(blocks)] = blocks[start:]
+        request.row_blocks = len(blocks)
 
     def _to_device(self, numbers: np.ndarray | list[int], dtype: type[np.integer]) -> Tensor:
         return torch.from_numpy(np.asarray(numbers, dtype)).to(self.device)
 
 
 def _new_tokens(plan: StepPlan) -> list[int]:
-    """The tokens this step computes [T]: one for each decode, then the chunks."""
-    tokens = [s.tokens[-1] for s in plan.sequences[: plan.num_decodes]]
-    chunks = zip(plan.sequences[plan.num_decodes :], plan.query_lens[plan.num_decodes :], strict=True)
-    for sequence, query_len in chunks:
-        tokens += sequence.tokens[sequence.num_computed : sequence.num_computed + query_len]
+    """The tokens that this step computes [T], request by request."""
+    tokens = []
+    for request, query_len in zip(plan.requests, plan.query_lens, strict=True):
+        start = request.num_computed
+        tokens += request.tokens[start : start + query_len]
     return tokens
 
 
 def _sampled_rows(plan: StepPlan, hidden: Tensor) -> Tensor:
     """The rows of `hidden` that a token is sampled from, in the order of `plan.sampled`."""
-    if plan.num_decodes == hidden.shape[0]:  # every row is, in order
+    if plan.sampled == plan.requests and len(plan.requests) == len(hidden):  # every row is, in order
         return hidden
     last_rows = np.cumsum(plan.query_lens) - 1
     return hidden[torch.from_numpy(last_rows[plan.sampled_from]).to(hidden.device)]
@@ -141,21 +140,20 @@ class ModelRunner:
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
         """For requests that ask: log-probabilities of the prompt tokens that follow this step's rows."""
-        # A decode computes at most the last token of a prompt, and no prompt token follows that.
-        end = plan.num_decodes
-        for sequence, query_len in zip(plan.sequences[end:], plan.query_lens[end:], strict=True):
+        end = 0
+        for request, query_len in zip(plan.requests, plan.query_lens, strict=True):
             start, end = end, end + query_len
-            request = sequence.request
-            if request.params.prompt_logprobs is None:
+            parent = request.parent
+            if parent.params.prompt_logprobs is None:
                 continue
-            found = request.prompt_logprobs
+            found = parent.prompt_logprobs
             if found is None:
-                found = request.prompt_logprobs = [None]  # nothing comes before the first token
+                found = parent.prompt_logprobs = [None]  # nothing comes before the first token
             # Row p scores token p + 1. What an earlier run of a preempted request has found is kept.
-            for first in range(len(found) - 1, request.num_prompt_tokens - 1, LOGIT_ROWS):
-                rows = hidden[start:end][first - sequence.num_computed :][:LOGIT_ROWS]
-                targets = request.prompt_token_ids[first + 1 :][: len(rows)]
+            for first in range(len(found) - 1, parent.num_prompt_tokens - 1, LOGIT_ROWS):
+                rows = hidden[start:end][first - request.num_computed :][:LOGIT_ROWS]
+                targets = parent.prompt_token_ids[first + 1 :][: len(rows)]
                 rows = rows[: len(targets)]
                 if len(rows):
                     logits = self.model.compute_logits(rows)
-                    found += gather_logprobs(logits, targets, request.params.prompt_logprobs)
+                    found += gather_logprobs(logits, targets, parent.params.prompt_logprobs)

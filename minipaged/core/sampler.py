@@ -126,14 +126,15 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
     is_plain = all(state.is_plain for state in states)
     if not is_plain:
         logits = _apply_penalties(_mask_short(logits, states), states)
-    token_ids = checked_argmax(logits, lambda row: states[row].request_id)  # checks all rows
-    if is_plain:
-        return SamplerOutput(token_ids.tolist())
+    token_ids = argmax(logits)
+    is_finite = logits.gather(1, token_ids[:, None])[:, 0].isfinite()
     drawn = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
         token_ids[rows] = _draw(logits[rows], [states[row] for row in drawn])
-    chosen = token_ids.tolist()
+    chosen = token_ids.where(is_finite, -1).tolist()  # here the host waits for the device
+    if chosen and min(chosen) < 0:
+        checked_argmax(logits, lambda row: states[row].request_id)  # raises, and says which row it was
     return SamplerOutput(chosen, _logprobs(raw, chosen, states))
 
 
@@ -211,7 +212,8 @@ def _token_counts(token_ids: list[Sequence[int]], like: Tensor) -> Tensor:
     num_rows, vocab_size = like.shape
     flat = [row * vocab_size + token for row, tokens in enumerate(token_ids) for token in tokens]
     index = torch.tensor(flat, dtype=torch.int64, device=like.device)
-    return torch.bincount(index, minlength=num_rows * vocab_size).view(num_rows, vocab_size).to(like.dtype)
+    counts = like.new_zeros(num_rows * vocab_size)  # torch.bincount would make the host wait on a GPU
+    return counts.index_add_(0, index, like.new_ones(len(flat))).view(num_rows, vocab_size)
 
 
 def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -65,8 +65,8 @@ class EngineArgs:
             or without chunked prefill `max_model_len` if that is more.
         enable_chunked_prefill: compute a long prompt over several steps.
         enable_prefix_caching: keep computed blocks for prompts that begin in the same way.
-        preemption: what becomes of a request that must make room: "recompute", "swap" (to host memory) or
-            "auto" (what costs less time).
+        preemption: what becomes of a request that must make room: "recompute", or "swap" (to host
+            memory).
         swap_space: host memory for swapped blocks, a number of GiB or text ("512MiB").
         watermark: share of the blocks that admission leaves free.
         attention_backend: auto is Triton on a GPU and the compiled code of `minipaged/cpu` on a CPU; torch is

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from minipaged.core.request import Request
+from minipaged.core.request import ParentRequest
 from minipaged.engine.engine import Engine
 from minipaged.engine.output_processor import RequestOutput
 
@@ -25,9 +25,9 @@ class Dispatcher:
         self._inboxes: dict[str, deque[RequestOutput]] = {}
         self._lock = threading.RLock()  # around everything that changes the engine
         self._in_step = False
-        self._left: list[str] = []  # requests to abort when the current step has ended
+        self._left: list[tuple[ParentRequest, deque[RequestOutput]]] = []  # to abort when the step has ended
 
-    def run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def run(self, requests: list[ParentRequest], use_tqdm: bool) -> list[RequestOutput]:
         """Queue the requests, wait for all, and return their outputs in the order given.
 
         Whatever ends it early (Ctrl-C, an error of the model), none of them stays in the engine.
@@ -50,10 +50,10 @@ class Dispatcher:
                         output = inbox.popleft()
                         done[output.request_id] = output
         finally:
-            self._remove(requests)
+            self._remove(requests, inbox)
         return [done[request.request_id] for request in requests]
 
-    def stream(self, request: Request) -> Iterator[RequestOutput]:
+    def stream(self, request: ParentRequest) -> Iterator[RequestOutput]:
         """Queue the request at the first `next`; abort it when the iterator is closed before its end."""
         inbox: deque[RequestOutput] = deque()
         try:
@@ -71,7 +71,7 @@ class Dispatcher:
                 finished = output.finished
                 yield output
         finally:
-            self._remove([request])
+            self._remove([request], inbox)
 
     @contextmanager
     def alone(self, purpose: str) -> Iterator[None]:
@@ -90,26 +90,29 @@ class Dispatcher:
         with self._lock:
             return self.engine.reset_prefix_cache()
 
-    def _add(self, requests: list[Request], inbox: deque[RequestOutput]) -> None:
+    def _add(self, requests: list[ParentRequest], inbox: deque[RequestOutput]) -> None:
         with self._lock:
             self.engine.add(requests)
             self._inboxes.update((request.request_id, inbox) for request in requests)
 
-    def _remove(self, requests: list[Request]) -> None:
+    def _remove(self, requests: list[ParentRequest], inbox: deque[RequestOutput]) -> None:
         """Abort what is unfinished, after the current step if one is under way.
 
-        The garbage collector may close an abandoned stream in the middle of a step.
+        Requests that were refused are not in the engine, but others of the same id may be: they stay. The
+        garbage collector may close an abandoned stream in the middle of a step.
         """
         with self._lock:
-            self._left += [request.request_id for request in requests]
+            self._left += [(request, inbox) for request in requests]
             if not self._in_step:
                 self._abort_left()
 
     def _abort_left(self) -> None:
         while self._left:
-            request_id = self._left.pop()
-            self._inboxes.pop(request_id, None)
-            self.engine.abort_request(request_id)
+            request, inbox = self._left.pop()
+            if self._inboxes.get(request.request_id) is inbox:
+                del self._inboxes[request.request_id]
+            if self.engine.requests.get(request.request_id) is request:
+                self.engine.abort_request(request.request_id)
 
     def _step(self) -> None:
         if self._in_step:

@@ -1,12 +1,13 @@
 """Engine: requests go in, and every `step` moves them on by one plan.
 
-A step plans, runs the model, samples and commits. If anything raises, wherever that is, every request gives
+A step plans, runs the model, samples and commits. If it is cut short, wherever that is, every request gives
 its blocks up and will be computed again from the tokens it has. What could not be reported comes with the
 next step.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,10 +20,10 @@ from minipaged.cache import BlockPool, KVStorage, PrefixStats
 from minipaged.cache.swap import SwapSpace
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.core.kv_cache_manager import KVCacheManager
-from minipaged.core.request import Request, Sequence, Status, StepPlan
+from minipaged.core.request import EngineStats, ParentRequest, Request, StepPlan
 from minipaged.core.runner import BatchBuilder, Model, ModelRunner
 from minipaged.core.sampler import SamplerOutput, sample
-from minipaged.core.scheduler import EngineStats, Scheduler, swap_seconds_per_block
+from minipaged.core.scheduler import Scheduler
 from minipaged.engine.input_processor import EngineTokenizer, InputProcessor, Prompt
 from minipaged.engine.output_processor import OutputProcessor, Recorder, RequestOutput, StepRecord
 from minipaged.memory import KVSpec, blocks_for
@@ -53,7 +54,7 @@ class Engine:
         self._clock = clock
         block_size, num_blocks = cache_config.block_size, cache_config.num_blocks
         device = torch.device(device)
-        self.pool = BlockPool(num_blocks, enable_prefix_caching=cache_config.enable_prefix_caching)
+        pool = BlockPool(num_blocks, enable_prefix_caching=cache_config.enable_prefix_caching)
         spec = KVSpec.from_model(model.config, cache_config.dtype)
         try:
             self.storage = KVStorage(spec, num_blocks, block_size, device=device)
@@ -64,24 +65,26 @@ class Engine:
                 "give a smaller kv_memory or num_blocks"
             ) from error
         host_blocks = cache_config.num_host_blocks
-        swap = SwapSpace.create(self.pool, self.storage, host_blocks) if host_blocks else None
-        self.manager = KVCacheManager(self.pool, block_size, config.max_num_seqs, swap)
+        swap = SwapSpace.create(pool, self.storage, host_blocks) if host_blocks else None
+        self.manager = KVCacheManager(pool, block_size, config.max_num_seqs, swap)
         self.scheduler = Scheduler(config, self.manager)
-        if swap is not None and config.preemption == "auto":
-            self.scheduler.cost.seconds_per_block = swap_seconds_per_block(swap, clock)
-        self.inputs = InputProcessor(
-            model.config, config, tokenizer, self.pool, block_size, seed=seed, clock=clock
-        )
+        self.inputs = InputProcessor(model.config, config, tokenizer, self.manager, seed=seed, clock=clock)
         row_length = min(blocks_for(config.max_model_len, block_size), num_blocks)
         builder = BatchBuilder(config.max_num_seqs, row_length, block_size, device)
         self.runner = ModelRunner(model, self.storage, backend or get_backend("auto", device), builder)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, ParentRequest] = {}
         """Unfinished requests by id."""
         self._recorder = Recorder(spec.bytes_per_token * block_size, block_size)
         self.on_step: Callable[[StepPlan], None] | None = None
         """Called with each plan after the model ran, before its tokens are added. It must change nothing."""
         self._num_streaming = 0
         self._outputs = OutputProcessor(tokenizer)
+        self._lock = threading.RLock()  # a request may be added or aborted in another thread
+        self._in_doubt = False  # whether something was cut short and is still to be put right
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.manager.pool
 
     # Requests
 
@@ -98,42 +101,48 @@ class Engine:
 
     def make_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
-    ) -> Request:
+    ) -> ParentRequest:
         """Check a request and build it without queueing it; raises as `add_request` does."""
         request = self.inputs.make_request(request_id, prompt, params, add_special_tokens=add_special_tokens)
         self.manager.require_fits(request)
         return request
 
-    def add(self, requests: list[Request]) -> None:
+    def add(self, requests: list[ParentRequest]) -> None:
         """Queue requests that `make_request` built: all of them, or none and ValueError for an id in use."""
-        ids = {request.request_id for request in requests}
-        taken = sorted(filter(self.is_unfinished, ids))
-        if taken or len(ids) < len(requests):
-            raise ValueError(f"request ids {taken or sorted(ids)} are in use or given twice")
-        for request in requests:
-            self.requests[request.request_id] = request
-            self.scheduler.add(request)
-            self._num_streaming += request.streams
+        with self._lock:
+            ids = {request.request_id for request in requests}
+            taken = sorted(filter(self.is_unfinished, ids))
+            if taken or len(ids) < len(requests):
+                raise ValueError(f"request ids {taken or sorted(ids)} are in use or given twice")
+            self._in_doubt = True
+            for request in requests:
+                self.requests[request.request_id] = request
+                self.scheduler.waiting.extend(request.samples)
+                self._num_streaming += request.streams
+            self._in_doubt = False
 
     def abort_request(self, request_id: str, index: int | None = None) -> bool:
         """End a request, or only sample `index` of it, in whatever state it is, and free what that holds.
 
         Nothing is reported once the last live sample is aborted. False for one that is unknown or finished.
+        Another thread may call it: it waits for the end of a step.
         """
-        request = self.requests.get(request_id)
-        doomed = [s for s in request.live if index in (None, s.index)] if request else []
-        if request is None or (request.live and not doomed):
-            return False
-        if len(doomed) == len(request.live):
-            if request.live:  # else it ended in a step that was cut short, and is not reported yet
-                self.scheduler.remove(request)
-            self._outputs.drop(request)
-            self._forget(request)
-            self.scheduler.stats.num_aborted += 1
-        for sequence in doomed:
-            sequence.output.finish("abort")
-            self.manager.retire(sequence)
-        return True
+        with self._lock:
+            request = self.requests.get(request_id)
+            if request is None:
+                return False
+            unfinished = request.unfinished
+            doomed = [sample for sample in unfinished if index in (None, sample.index)]
+            if unfinished and not doomed:
+                return False
+            for sample in doomed:
+                sample.output.finish("abort")
+                self.scheduler.end(sample)
+            if not request.unfinished:
+                self._outputs.drop(request)
+                self._forget(request)
+                self.scheduler.stats.num_aborted += 1
+            return True
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests) or self._outputs.has_outputs
@@ -142,79 +151,94 @@ class Engine:
         """Whether something of this request is still to be reported."""
         return request_id in self.requests or self._outputs.holds(request_id)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: ParentRequest) -> None:
         self._num_streaming -= request.streams
         del self.requests[request.request_id]
 
     # Steps
 
     def step(self) -> list[RequestOutput]:
-        """Move every request on. Returns those that finished, and those that stream and got a token."""
-        start = self._clock()
+        """Move every request on. Returns those that finished, and those that stream and got a token.
+
+        What a step made before it raised is returned by the next one, at once.
+        """
+        with self._lock:
+            if not self._outputs.has_outputs:
+                self._advance()
+            return self._outputs.take_outputs()
+
+    def _advance(self) -> None:
+        if self._in_doubt:  # the recovery itself was cut short
+            self._recover()
+        self._in_doubt = True
         try:
+            start = self._clock()
+            self._end(self._outputs.check_again(), start)
             plan = self.scheduler.schedule()
-            output = self._compute(plan) if plan.sequences else SamplerOutput([])
+            output = self._compute(plan) if plan.requests else SamplerOutput([])
             now = self._clock()
-            if plan.sequences:
+            if plan.requests:
                 self._recorder.record(plan, self.scheduler, start, now)
                 if self.on_step is not None:
                     self.on_step(plan)
-            self._outputs.end(self._commit(plan, output) if plan.sequences else plan.ended, now)
+            self._commit(plan, output)
+            self._end([*plan.ended, *self._outputs.find_ended(plan.sampled)], now)
         except BaseException:
             self._recover()
             raise
-        return self._outputs.report(self._streaming(plan.sampled), self._finish)
+        self._in_doubt = False
+        self._outputs.make_outputs(self._streaming(plan.sampled), self._finish)
 
     def _compute(self, plan: StepPlan) -> SamplerOutput:
         hidden = self.runner.forward(plan)
         self.runner.prompt_logprobs(plan, hidden)
         if not plan.sampled:
             return SamplerOutput([])
-        states = [s.sampling for s in plan.sampled]
+        states = [request.sampling for request in plan.sampled]
         is_plain = all(state.is_plain for state in states)
         if is_plain and (token_ids := self.runner.greedy_tokens(plan, hidden)) is not None:
             return SamplerOutput(token_ids)
         return sample(self.runner.sampled_logits(plan, hidden), states)
 
     def _recover(self) -> None:
-        """Every request returns to the queue, in order; those that have ended will be reported."""
-        self._outputs.ended.clear()
-        self._outputs.end(self.scheduler.requeue_all(self.requests.values()), self._clock())
+        """Every request returns to the queue, in order, and is asked again whether it has ended."""
+        self._in_doubt = True
+        samples = [sample for request in self.requests.values() for sample in request.samples]
+        self.scheduler.requeue_all(samples)
+        for request in self.requests.values():
+            if not request.unfinished:
+                self._outputs.end(request, self._clock())
+        self._outputs.unchecked = [sample for sample in samples if sample.output.token_ids]
+        self._in_doubt = False
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: ParentRequest) -> None:
         self._forget(request)
         self.scheduler.stats.num_finished += 1
 
-    def _commit(self, plan: StepPlan, output: SamplerOutput) -> list[Request]:
-        """Take over what the step computed; returns the requests that finished with it."""
-        block_size, caching = self.cache_config.block_size, self.cache_config.enable_prefix_caching
-        for sequence, query_len in zip(plan.sequences, plan.query_lens, strict=True):
-            sequence.num_computed += query_len
-            if caching and (query_len > 1 or not sequence.num_computed % block_size):
-                self.manager.publish(sequence)
-        for request in plan.forks:
-            self.manager.fork(request)
+    def _commit(self, plan: StepPlan, output: SamplerOutput) -> None:
+        """Take over what the step computed. No tokenizer is asked."""
+        for request, query_len in zip(plan.requests, plan.query_lens, strict=True):
+            request.num_computed += query_len
         if output.logprobs is not None:
-            for sequence, entry in zip(plan.sampled, output.logprobs, strict=True):
-                sequence.add_logprobs(entry)
-        for sequence, token_id in zip(plan.sampled, output.token_ids, strict=True):
-            sequence.tokens.append(token_id)
-            sequence.output.token_ids.append(token_id)
-        # All have their token before anything is asked of a tokenizer, which may raise.
-        ended = [sequence for sequence in plan.sampled if sequence.output.check_end()]
-        for sequence in ended:
-            self.manager.retire(sequence)
-        finished = list(dict.fromkeys([s.request for s in ended if s.request.status is Status.FINISHED]))
-        if finished:
-            self.scheduler.running = [r for r in self.scheduler.running if r.status is not Status.FINISHED]
-        return finished
+            for request, entry in zip(plan.sampled, output.logprobs, strict=True):
+                request.add_logprobs(entry)
+        for request, token_id in zip(plan.sampled, output.token_ids, strict=True):
+            request.tokens.append(token_id)
+            request.output.token_ids.append(token_id)
 
-    def _streaming(self, sampled: list[Sequence]) -> list[Request]:
+    def _end(self, ended: list[Request], now: float) -> None:
+        """Free what requests hold that have ended at `now`, and note what is to be reported."""
+        for request in ended:
+            self.scheduler.end(request)
+            if not request.parent.unfinished:
+                self._outputs.end(request.parent, now)
+
+    def _streaming(self, sampled: list[Request]) -> list[ParentRequest]:
         """Requests that stream, got a token and go on."""
         if not self._num_streaming:
             return []
-        requests = dict.fromkeys([s.request for s in sampled])
-        return [r for r in requests if r.streams and r.status is not Status.FINISHED]
+        parents = dict.fromkeys([request.parent for request in sampled])
+        return [parent for parent in parents if parent.streams and parent.unfinished]
 
     # Records
 
@@ -239,12 +263,14 @@ class Engine:
 
         With `reset_running_requests` they give their blocks up first, and will be computed again.
         """
-        if reset_running_requests:
-            self._recover()
-        return self.pool.reset_prefix_cache()
+        with self._lock:
+            if reset_running_requests:
+                self._recover()
+            return self.pool.reset_prefix_cache()
 
     def check_invariants(self) -> None:
         """Prove that every block, row and queue entry has exactly its owners. Slow; raises AssertionError."""
         self.manager.check_invariants(self.scheduler.running, self.scheduler.waiting)
-        queued, known = [*self.scheduler.running, *self.scheduler.waiting], self.requests.values()
-        assert queued == [r for r in known if r.live], "the queues are not the unfinished requests in order"
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        unfinished = [sample for request in self.requests.values() for sample in request.unfinished]
+        assert queued == unfinished, "the queues are not the unfinished requests in order"

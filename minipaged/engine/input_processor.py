@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from minipaged.cache import BlockPool, BlockTable
 from minipaged.config import EngineConfig, ModelConfig
-from minipaged.core.request import Request, RequestMetrics
+from minipaged.core.kv_cache_manager import KVCacheManager
+from minipaged.core.request import ParentRequest, RequestMetrics
 from minipaged.core.sampler import SamplingState
 from minipaged.engine.text import OutputState, TextTokenizer
 from minipaged.memory import blocks_for
@@ -36,15 +36,14 @@ class EngineTokenizer(TextTokenizer, Protocol):
 
 
 class InputProcessor:
-    """Builds requests with empty block tables of `pool`; takes no block."""
+    """Builds requests with empty block tables; takes no block."""
 
     def __init__(
         self,
         model_config: ModelConfig,
         config: EngineConfig,
         tokenizer: EngineTokenizer | None,
-        pool: BlockPool,
-        block_size: int,
+        manager: KVCacheManager,
         *,
         seed: int | None,
         clock: Callable[[], float],
@@ -52,13 +51,13 @@ class InputProcessor:
         self.model_config = model_config
         self.config = config
         self.tokenizer = tokenizer
-        self._pool, self._block_size = pool, block_size
+        self._manager = manager
         self._seed, self._clock = seed, clock
         self._num_made = 0
 
     def make_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True
-    ) -> Request:
+    ) -> ParentRequest:
         """Check a prompt and its settings and build the request.
 
         Raises ValueError, with the value and the limit, for an empty prompt, a token id outside the
@@ -70,7 +69,7 @@ class InputProcessor:
         text, token_ids, salt = self._parse(prompt, add_special_tokens=add_special_tokens)
         limit = self.config.max_model_len
         max_tokens = min(params.max_tokens or limit, limit - len(token_ids))
-        request = Request(request_id, text, token_ids, params, RequestMetrics(self._clock()), salt)
+        request = ParentRequest(request_id, text, token_ids, params, RequestMetrics(self._clock()), salt)
         entropy = self._next_entropy()
         for index in range(params.n):
             output = OutputState(
@@ -85,7 +84,7 @@ class InputProcessor:
                 eos_token_ids=self.model_config.eos_token_ids,
                 entropy=entropy,
             )
-            request.add_sequence(output, sampling, BlockTable(self._pool, self._block_size))
+            request.add_sample(output, sampling, self._manager.new_table())
         return request
 
     def beam_prompts(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[int]]:
@@ -96,12 +95,13 @@ class InputProcessor:
         for prompt in prompts:
             _, token_ids, _ = self._parse(prompt, add_special_tokens=True)
             longest = min(len(token_ids) + params.max_tokens, self.config.max_model_len) - 1
-            shared = len(token_ids) // self._block_size
-            most = shared + params.beam_width * (blocks_for(longest, self._block_size) - shared)
-            if most > self._pool.num_blocks:
+            block_size, num_blocks = self._manager.block_size, self._manager.pool.num_blocks
+            shared = len(token_ids) // block_size
+            most = shared + params.beam_width * (blocks_for(longest, block_size) - shared)
+            if most > num_blocks:
                 raise ValueError(
                     f"prompt has {len(token_ids)} tokens, beam_width is {params.beam_width}, max_tokens is "
-                    f"{params.max_tokens}: that may need {most} blocks, the pool has {self._pool.num_blocks}"
+                    f"{params.max_tokens}: that may need {most} blocks, the pool has {num_blocks}"
                 )
             found.append(token_ids)
         return found

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from minipaged.attention import get_backend
-from minipaged.core.scheduler import EngineStats
+from minipaged.core.request import EngineStats
 from minipaged.cpu.accelerate import accelerate
 from minipaged.engine.args import EngineArgs, takes_arguments_of
 from minipaged.engine.beam import BeamSearchOutput, beam_search

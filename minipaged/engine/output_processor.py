@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from minipaged.core.request import Request, RequestMetrics, Sequence, Status, StepPlan
+from minipaged.core.request import ParentRequest, Request, RequestMetrics, Status, StepPlan
 from minipaged.core.sampler import Logprob
 from minipaged.core.scheduler import Scheduler
 from minipaged.engine.text import Detokenizer, OutputState, TextTokenizer, make_detokenizer
@@ -21,7 +21,7 @@ TRACE_LENGTH = 100_000  # steps kept; older ones are dropped
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` sequences of a request."""
+    """One of the `n` samples of a request."""
 
     index: int
     text: str
@@ -54,31 +54,69 @@ class RequestOutput:
 
 
 class OutputProcessor:
-    """Makes the outputs of a step. If a tokenizer raises, those made by then and the rest come with the next
-    step."""
+    """Finds out whose output has ended, and makes the outputs of a step.
+
+    Both may ask a tokenizer, which may raise. Then the other requests go on as if nothing had happened: the
+    error is raised once they have their outputs, and these come with the next step. The request whose text
+    could not be made is asked for it again.
+    """
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
         self.tokenizer = tokenizer
-        self.ended: deque[Request] = deque()
-        """Requests that have ended and are still to be reported."""
-        self._outputs: list[RequestOutput] = []
+        self.unchecked: list[Request] = []
+        """Requests of which is not known whether their newest token ends them."""
+        self._ended: dict[ParentRequest, None] = {}  # still to be reported
+        self._outputs: list[RequestOutput] = []  # made, and not returned yet
+        self._errors: list[Exception] = []
 
-    def end(self, requests: Iterable[Request], now: float) -> None:
-        """Note requests that ended at `now`, to be reported."""
+    def find_ended(self, requests: Iterable[Request]) -> list[Request]:
+        """Those that their newest token ends; if their text cannot be made they become `unchecked`."""
+        ended = []
         for request in requests:
-            request.metrics.finish(now, sum(len(s.output.token_ids) for s in request.sequences))
-            self.ended.append(request)
+            try:
+                if request.output.check_end():
+                    ended.append(request)
+            except Exception as error:
+                self._errors.append(error)
+                self.unchecked.append(request)
+        return ended
 
-    def report(self, streaming: Iterable[Request], forget: Callable[[Request], None]) -> list[RequestOutput]:
-        """Outputs of requests that stream, and of those that ended, for which `forget` is called."""
-        for request in streaming:
-            self._outputs.append(make_output(request, self.tokenizer))
-        while self.ended:
-            request = self.ended[0]
-            output = make_output(request, self.tokenizer)
-            forget(request)
-            self.ended.popleft()
+    def check_again(self) -> list[Request]:
+        """Ask the unchecked ones once more, before they get another token; what then fails goes unchecked."""
+        unchecked, self.unchecked = self.unchecked, []
+        ended = self.find_ended([request for request in unchecked if request.status is not Status.FINISHED])
+        ended += [request for request in self.unchecked if request.output.finish_reason]
+        self.unchecked = []
+        return ended
+
+    def end(self, parent: ParentRequest, now: float) -> None:
+        """Note a request that ended at `now`, to be reported."""
+        parent.metrics.finish(now, sum(len(sample.output.token_ids) for sample in parent.samples))
+        self._ended[parent] = None
+
+    def make_outputs(
+        self, streaming: Iterable[ParentRequest], forget: Callable[[ParentRequest], None]
+    ) -> None:
+        """Outputs of requests that stream, and of those that ended, for which `forget` is called.
+
+        Raises the first error of a tokenizer in this step, after all the others.
+        """
+        for parent in (*streaming, *self._ended):
+            try:
+                output = make_output(parent, self.tokenizer)
+            except Exception as error:
+                self._errors.append(error)
+                continue
+            if output.finished:
+                forget(parent)
+                del self._ended[parent]
             self._outputs.append(output)
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Those that were made since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -91,39 +129,42 @@ class OutputProcessor:
         """Whether an output of this request was made and is still to be returned."""
         return any(output.request_id == request_id for output in self._outputs)
 
-    def drop(self, request: Request) -> None:
+    def drop(self, parent: ParentRequest) -> None:
         """Report nothing of this request any more."""
-        self.ended = deque(other for other in self.ended if other is not request)
-        self._outputs = [output for output in self._outputs if output.request_id != request.request_id]
+        self._ended.pop(parent, None)
+        self._outputs = [output for output in self._outputs if output.request_id != parent.request_id]
 
 
-def make_output(request: Request, tokenizer: TextTokenizer | None) -> RequestOutput:
+def make_output(parent: ParentRequest, tokenizer: TextTokenizer | None) -> RequestOutput:
     """The request as it stands now; of a DELTA stream what is new since the last call.
 
     `tokenizer` gives the tokens beside log-probabilities their text.
     """
-    params = request.params
+    params = parent.params
     asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
     if asks_for_logprobs and tokenizer is not None and params.detokenize:
-        _name_prompt_tokens(request, tokenizer)
-        for sequence in request.sequences:
-            _name_tokens(sequence, tokenizer)
-    make_completion = _new_part if request.output_kind is RequestOutputKind.DELTA else _whole
+        _name_prompt_tokens(parent, tokenizer)
+        for sample in parent.samples:
+            _name_tokens(sample, tokenizer)
+    if parent.output_kind is RequestOutputKind.DELTA:
+        for sample in parent.samples:
+            _text_of(sample).settle()  # a tokenizer that raises does so before any part counts as given
+    make_completion = _new_part if parent.output_kind is RequestOutputKind.DELTA else _whole
     return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids,
-        prompt_logprobs=request.prompt_logprobs,
-        outputs=[make_completion(sequence) for sequence in request.sequences],
-        finished=request.status is Status.FINISHED,
-        metrics=request.metrics,
-        num_cached_tokens=request.num_cached_tokens or 0,
+        request_id=parent.request_id,
+        prompt=parent.prompt,
+        prompt_token_ids=parent.prompt_token_ids,
+        prompt_logprobs=parent.prompt_logprobs,
+        outputs=[make_completion(sample) for sample in parent.samples],
+        finished=not parent.unfinished,
+        metrics=parent.metrics,
+        num_cached_tokens=parent.num_cached_tokens or 0,
     )
 
 
-def _name_prompt_tokens(request: Request, tokenizer: TextTokenizer) -> None:
+def _name_prompt_tokens(parent: ParentRequest, tokenizer: TextTokenizer) -> None:
     """Give each entry of the prompt the text of its tokens, once all entries are there."""
-    entries, ids = request.prompt_logprobs or [], request.prompt_token_ids
+    entries, ids = parent.prompt_logprobs or [], parent.prompt_token_ids
     if len(entries) == len(ids) and (len(entries) < 2 or _is_named(entries[1])):
         return
     detokenizer = make_detokenizer(tokenizer, False, ids[:1])
@@ -131,17 +172,17 @@ def _name_prompt_tokens(request: Request, tokenizer: TextTokenizer) -> None:
         _name_entry(entry or {}, token_id, detokenizer)
 
 
-def _name_tokens(sequence: Sequence, tokenizer: TextTokenizer) -> None:
+def _name_tokens(request: Request, tokenizer: TextTokenizer) -> None:
     """Give the entries that are new since the last call the text of their tokens.
 
     That is what each token adds to the text before it: "" while a character is incomplete. One that stays
     incomplete at the end belongs to the last token.
     """
-    entries, output = sequence.logprobs or [], _text_of(sequence)
+    entries, output = request.logprobs or [], _text_of(request)
     if not entries or _is_named(entries[-1]):
         return
     if output.namer is None:
-        output.namer = make_detokenizer(tokenizer, False, sequence.request.prompt_token_ids)
+        output.namer = make_detokenizer(tokenizer, False, request.parent.prompt_token_ids)
     first = next(index for index, entry in enumerate(entries) if not _is_named(entry))
     for entry, token_id in zip(entries[first:], output.token_ids[first:], strict=False):
         _name_entry(entry, token_id, output.namer)
@@ -161,32 +202,32 @@ def _name_entry(entry: dict[int, Logprob], chosen: int, detokenizer: Detokenizer
         entry[token_id].decoded_token = name
 
 
-def _text_of(sequence: Sequence) -> OutputState:
-    return cast("OutputState", sequence.output)  # what `InputProcessor` gave it
+def _text_of(request: Request) -> OutputState:
+    return cast("OutputState", request.output)  # what `InputProcessor` gave it
 
 
-def _whole(sequence: Sequence) -> CompletionOutput:
-    output, logprobs = _text_of(sequence), sequence.logprobs
+def _whole(request: Request) -> CompletionOutput:
+    output, logprobs = _text_of(request), request.logprobs
     return CompletionOutput(
-        index=sequence.index,
+        index=request.index,
         text=output.text,
         token_ids=output.token_ids.copy(),
-        cumulative_logprob=sequence.cumulative_logprob,
+        cumulative_logprob=request.cumulative_logprob,
         logprobs=None if logprobs is None else logprobs.copy(),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
     )
 
 
-def _new_part(sequence: Sequence) -> CompletionOutput:
-    output, logprobs = _text_of(sequence), sequence.logprobs
-    text = output.delta()  # first: if the tokenizer raises, all of it comes with the next output
-    start, sequence.num_reported = sequence.num_reported, len(output.token_ids)
+def _new_part(request: Request) -> CompletionOutput:
+    output, logprobs = _text_of(request), request.logprobs
+    text = output.delta()
+    start, request.num_reported = request.num_reported, len(output.token_ids)
     return CompletionOutput(
-        index=sequence.index,
+        index=request.index,
         text=text,
         token_ids=output.token_ids[start:],
-        cumulative_logprob=sequence.cumulative_logprob,
+        cumulative_logprob=request.cumulative_logprob,
         logprobs=None if logprobs is None else logprobs[start:],
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
@@ -233,11 +274,9 @@ class Recorder:
         stats.num_prefill_tokens += plan.num_prefill_tokens
         stats.num_generation_tokens += len(plan.sampled)
         self._record_times(plan, start, now)
-        if scheduler.manager.num_sequences > len(scheduler.running):
-            self._record_sharing(plan)
-        if plan.num_prefill_tokens:
-            scheduler.cost.record_prefill(now - start, sum(plan.query_lens))
-        held = scheduler.pool.num_blocks - scheduler.pool.num_free
+        self._record_sharing(plan)
+        pool = scheduler.manager.pool
+        held = pool.num_blocks - pool.num_free
         reserved = held * self.bytes_per_block
         empty_slots = plan.num_empty_slots(self.block_size)
         self.trace.append(
@@ -259,11 +298,15 @@ class Recorder:
 
     def _record_times(self, plan: StepPlan, start: float, now: float) -> None:
         for request in plan.admitted:
-            if request.metrics.first_scheduled_time is None:
-                request.metrics.first_scheduled_time = start
-        for sequence in [s for s in plan.sampled if not s.output.token_ids]:
-            sequence.request.metrics.first_token_time = now
+            if request.parent.metrics.first_scheduled_time is None:
+                request.parent.metrics.first_scheduled_time = start
+        for request in [r for r in plan.sampled if not r.output.token_ids]:
+            if request.parent.metrics.first_token_time is None:
+                request.parent.metrics.first_token_time = now
 
     def _record_sharing(self, plan: StepPlan) -> None:
-        for request in {s.request for s in plan.sequences if len(s.request.active) > 1}:
-            request.metrics.sharing.count([s.table for s in request.active])
+        """Of calls with several samples, from the step after the fork on."""
+        for parent in {r.parent for r in plan.requests if len(r.parent.samples) > 1}:
+            tables = [r.table for r in parent.samples if r.status is Status.RUNNING and r.output.token_ids]
+            if len(tables) > 1:
+                parent.metrics.sharing.count(tables)

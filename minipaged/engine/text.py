@@ -246,15 +246,15 @@ class OutputState:
 
         After the end: all of it, a cut character as U+FFFD.
         """
-        return self._read(0, self._settle())
+        return self._read(0, self.settle())
 
     def delta(self) -> str:
         """What `text` has gained since the last call."""
-        start, self._num_given = self._num_given, self._settle()
+        start, self._num_given = self._num_given, self.settle()
         return self._read(start, self._num_given)
 
-    def _settle(self) -> int:
-        """Decode what came; the number of characters that stay as they are."""
+    def settle(self) -> int:
+        """Decode what came; the number of characters that stay as they are. Again, it changes nothing."""
         self._decode()
         if self.finish_reason is None:
             return self._length - self._num_held()

@@ -297,9 +297,7 @@ for request in load_mix("chat48")[:10]:
     llm.engine.add_request(request.id, request.prompt_token_ids, params)
 for _ in range(60):
     llm.engine.step()
-tables = [
-    sequence.table for running in llm.engine.scheduler.running for sequence in running.active
-]
+tables = [running.table for running in llm.engine.scheduler.running]
 for one in tables:
     print(f"{one.num_tokens:4} tokens in blocks {one.blocks}")
 

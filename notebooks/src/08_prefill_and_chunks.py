@@ -572,15 +572,15 @@ from minipaged.attention.kernels.prefill import prefill_kernel
 show_source(prefill_kernel.fn, sequence_of_tile.fn)
 
 # %% [markdown]
-# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `budget` is what
-# decodes have left.
+# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `num_tokens` is what
+# a request still misses, or what the budget has left; a decoding request misses one token. Lesson 11 reads the rest.
 
 # %%
 from minipaged.attention.batch import new_token_slots
 from minipaged.core.request import StepPlan
 from minipaged.core.scheduler import Scheduler
 
-show_source(new_token_slots, Scheduler._plan_chunks, StepPlan.add_chunk)
+show_source(new_token_slots, Scheduler._compute, StepPlan.add)
 
 # %% [markdown]
 # ## What must hold

@@ -335,8 +335,8 @@ def run_all(requests):
 # %%
 shared = llm.engine.make_request("shared", TASK, sampling(SAMPLES))
 private = [llm.engine.make_request(f"private {i}", TASK, sampling(1)) for i in range(SAMPLES)]
-for lender, request in zip(shared.live, private, strict=True):
-    own = request.live[0]
+for lender, parent in zip(shared.samples, private, strict=True):
+    (own,) = parent.samples
     own.sampling = replace(own.sampling, key=lender.sampling.key)
 
 [together], held_together = run_all([shared])

@@ -28,7 +28,6 @@ from coursekit.figures.sharing import prefix_tree, tokens_computed
 from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
-from minipaged.core.kv_cache_manager import BlocksInFlight
 from minipaged.core.kv_cache_manager import KVCacheManager
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
@@ -435,10 +434,10 @@ llm.engine.add_request("slow", prompt, params)
 rows = []
 for step in range(1, 5):
     llm.engine.step()
-    (sequence,) = llm.engine.scheduler.running[0].active
-    offered = llm.engine.pool.lookup(hash_blocks(sequence.tokens, 4))
+    (request,) = llm.engine.scheduler.running
+    offered = llm.engine.pool.lookup(hash_blocks(request.tokens, 4))
     rows.append(
-        (f"step {step}", sequence.num_computed, len(sequence.table.blocks), 4 * len(offered))
+        (f"step {step}", request.num_computed, len(request.table.blocks), 4 * len(offered))
     )
 table(["after", "tokens computed", "blocks taken", "tokens offered"], rows)
 assert [row[1] for row in rows] == [6, 10, 11, 12]
@@ -449,8 +448,9 @@ assert llm.engine.abort_request("slow")
 # In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step
 # 4 the *answer* fills a block, and that is offered too. A chat lives on this.
 #
-# Offered to later steps, that is, and *after* the step that fills it. What is in flight is known to the step that is
-# being planned, and to nobody else: if a step fails, no name stands for keys that were never written.
+# A block gets its name when the step that fills it is planned, so the requests planned next find it, in flight. If
+# that step fails, the engine takes back the names of all blocks that it had not filled: no name stands for keys that
+# were never written.
 #
 # ### What is given up first
 #
@@ -671,15 +671,13 @@ assert rows[1][2] > 2 * rows[0][2] and rows[3][2] > 4 * rows[2][2]
 #
 # Looking up, sharing and offering, in the pool. `lookup` stops at the first name that is not known. `_take` is where
 # eviction happens, and where a block loses its name. The rest is the engine's: what a request may take; what it
-# finds, first in the pool, and from there on among the blocks that the plan so far will fill; and what it offers
-# after the step.
+# finds; what it offers as soon as it is planned; and what is withdrawn when a step was cut short.
 
 # %%
 show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
 show_source(BlockPool._take, BlockPool._remove_from_index)
 show_source(usable_hits)
-show_source(KVCacheManager.find_hits, BlocksInFlight.lookup, BlocksInFlight._note_new_sequences)
-show_source(KVCacheManager.publish)
+show_source(KVCacheManager.find_hits, KVCacheManager.index, KVCacheManager.take_all_back)
 
 # %% [markdown]
 # ## What must hold
@@ -688,7 +686,7 @@ show_source(KVCacheManager.publish)
 # |:--|:--|
 # | a name stands for all tokens from the first on | keys of another text, no error |
 # | a block that is handed to somebody else loses its name | the same, and only in a pool that has been full |
-# | only full blocks whose keys are stored are offered to later steps | keys that were never written |
+# | only full blocks are offered, and none that a failed step was to fill | keys that were never written |
 # | in each layer a step writes all its keys before it reads any | the same, for those who share within a step |
 # | at least one token is computed | no logits, or a crash for just those prompts that fit exactly |
 # | what is found is held before a new block is taken | a request evicts what it has just found |

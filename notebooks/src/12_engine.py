@@ -706,11 +706,12 @@ print(layers_cpp[begin : layers_cpp.index("\n}\n", begin) + 2])
 # that the pictures above are drawn from, one turns new tokens into text and outputs.
 
 # %%
-show_source(Engine.step, Engine._compute)
+show_source(Engine._advance, Engine._compute)
 
 # %% [markdown]
 # Two things to notice. When anything raises, `_recover` sends everybody back to the queue: their tokens are known,
-# so nothing is lost but time. And the only place where a request becomes longer is here:
+# so nothing is lost but time. If that is cut short too, `_in_doubt` is still set, and the next step begins with it. And
+# the only place where a request becomes longer is here:
 
 # %%
 show_source(Engine._commit)
@@ -775,10 +776,10 @@ assert runs[0].figures()["running_peak"] == 2 < runs[1].figures()["running_peak"
 # %%
 def answer_as_it_grows(engine, name, prompt, answer):
     engine.add_request(name, prompt, SamplingParams(max_tokens=answer, ignore_eos=True))
-    request = engine.requests[name]
-    while not request.sequences[0].output.finish_reason:
+    (request,) = engine.requests[name].samples
+    while not request.output.finish_reason:
         engine.step()
-        yield request.sequences[0].output.token_ids
+        yield request.output.token_ids
 
 
 engine = silent_engine(num_blocks=64, block_size=16)

@@ -126,8 +126,10 @@ check.scheduler_step(MyScheduler)
 # %% [markdown]
 # ## Where this leads
 #
-# [scheduler.py](../../minipaged/core/scheduler.py) plans by the same rules, with prompts that come in chunks, prefixes that are already cached, and a budget of tokens
-# for each step. [preemption.py](../../minipaged/core/scheduler.py) chooses between forgetting the blocks, as here, and moving them to the host.
+# `schedule()` in [scheduler.py](../../minipaged/core/scheduler.py) is this algorithm: the running first, the youngest gives way, then the waiting in
+# order. In three points it does more: a request computes what it misses within a budget of tokens, so a prompt comes in chunks; blocks are shared, with the prefix
+# cache and among the samples of a call; and who enters must be able to finish its prompt. What gives way either forgets its blocks, as here, or moves them to the
+# host.
 #
 # Something to think about: write down `running + waiting` after every step. The names always stand in the order in which they came, so a step only moves the border
 # between the two. Can the one that just gave way start again in the same step? Look for the reason why it cannot, and then write the step in half as many lines.

@@ -19,13 +19,12 @@ def sequence(row: int, blocks: list[int], num_computed: int) -> SimpleNamespace:
     return SimpleNamespace(row=row, row_blocks=0, table=table, num_computed=num_computed, tokens=tokens)
 
 
-@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 1, 3]])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 1, 3], [3, 1, 2]])
 def test_it_is_the_batch_that_plain_lists_describe(query_lens: list[int]) -> None:
     sequences = [sequence(*described) for described in SEQUENCES]
     for s, query_len in zip(sequences, query_lens, strict=True):
         s.tokens = s.tokens[: s.num_computed + query_len]
-    num_decodes = query_lens.count(1)
-    plan = SimpleNamespace(sequences=sequences, query_lens=query_lens, num_decodes=num_decodes)
+    plan = SimpleNamespace(requests=sequences, query_lens=query_lens)
     builder = BatchBuilder(4, 8, BLOCK_SIZE, torch.device("cpu"))
     for _ in range(2):  # the second time nothing of a table is new
         token_ids, batch = builder.build(plan)

@@ -33,7 +33,7 @@ def add(engine: Engine, name: str, prompt: list[int], params: SamplingParams = S
 
 def blocks_of(engine: Engine) -> list[list[int]]:
     """The block tables of the running requests, in order of arrival."""
-    return [request.active[0].table.blocks for request in engine.scheduler.running]
+    return [request.table.blocks for request in engine.scheduler.running]
 
 
 def cached_tokens(engine: Engine, max_steps: int = 1000) -> list[int]:
@@ -72,7 +72,7 @@ def test_a_burst_over_several_steps_keeps_its_order_and_computes_nothing_twice(b
     for name, prompt in prompts.items():
         add(engine, name, prompt, greedy(6, ignore_eos=True))
     engine.on_step = lambda plan: first_tokens.extend(
-        s.request.request_id for s in plan.sampled if not s.output.token_ids
+        s.request_id for s in plan.sampled if not s.output.token_ids
     )
     outputs = run(engine)
     assert first_tokens == list("abcdefgh")
@@ -151,7 +151,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
         add(engine, name, [*SYSTEM, 5])
     step(engine)
     assert len({block for blocks in blocks_of(engine) for block in blocks}) == 3 * 6
-    assert not any(r.active[0].hashes for r in engine.scheduler.running)
+    assert not any(r.hashes for r in engine.scheduler.running)
     run(engine)
 
 

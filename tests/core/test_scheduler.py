@@ -1,5 +1,7 @@
 """Who runs, who waits, who gives way: order, budgets, blocks, and no way to stall."""
 
+from typing import Any
+
 import pytest
 
 from minipaged.config import EngineConfig
@@ -51,20 +53,23 @@ def test_without_chunked_prefill_a_prompt_is_computed_in_one_step() -> None:
     assert model.steps[1] == [(15, 1), (0, 15), (0, 4)]
 
 
-def test_a_running_request_without_tokens_in_a_step_is_left_out_of_the_batch() -> None:
-    """The older request grows into the blocks that the prompt needs: for a step the prompt gets nothing,
-    is in no batch, and then is preempted; it says what it would have said."""
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_prompt_that_finds_no_block_for_its_next_token_gives_way(preemption: str) -> None:
+    """The older request grows into the blocks that the prompt needs: the youngest that gives way is then
+    the prompt itself, nothing is left idle inside, and it says what it would have said."""
     model = HashModel()
-    engine = make_engine(model=model, num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2)
+    engine = make_engine(
+        model=model, num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2, preemption=preemption
+    )
     engine.add_request("old", [5] * 4, greedy(30, ignore_eos=True))
     engine.add_request("prompt", list(range(1, 33)), greedy(4, ignore_eos=True))
-    outputs, idle = {}, 0
+    outputs = {}
+    engine.on_step = lambda plan: seen.append((len(engine.scheduler.running), len(plan.requests)))
+    seen: list[tuple[int, int]] = []
     while engine.has_unfinished_requests():
-        inside = len(engine.scheduler.running)
         outputs.update((o.request_id, o) for o in step(engine) if o.finished)
-        idle += len(model.steps[-1]) < inside <= len(engine.scheduler.running)
-    assert idle >= 1
-    assert outputs["prompt"].metrics.num_preemptions > 0
+    assert all(inside == computing for inside, computing in seen)
+    assert 0 < outputs["prompt"].metrics.num_preemptions <= 3
     assert tokens_of(outputs["prompt"]) == alone(range(1, 33), greedy(4, ignore_eos=True))
     assert tokens_of(outputs["old"]) == alone([5] * 4, greedy(30, ignore_eos=True))
 
@@ -112,8 +117,8 @@ def test_max_num_seqs_counts_the_samples_of_a_request() -> None:
     engine.add_request("b", [3, 4], sampled)
     engine.add_request("c", [5, 6], greedy(4))
     step(engine)
-    assert ids(engine.scheduler.running) == ["a"]  # 3 + 3 > 4, and "c" does not overtake
-    assert engine.manager.num_sequences == 3
+    assert ids(engine.scheduler.running) == ["a"] * 3  # 3 + 3 > 4, and "c" does not overtake
+    assert engine.manager.num_free_rows == 1
     assert set(run(engine)) == {"a", "b", "c"}
 
 
@@ -167,17 +172,17 @@ def test_a_request_alone_in_a_full_pool_ends_with_length(preemption: str) -> Non
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_of_several_samples_the_last_ends_first_when_the_pool_is_full(preemption: str) -> None:
-    """n = 2: the sample that ends early makes room for the other, which is not changed."""
+def test_of_several_samples_each_gets_all_the_pool_has(preemption: str) -> None:
+    """n = 2: the later sample gives way and comes back; both end where the pool is full."""
     params = SamplingParams(n=2, seed=3, max_tokens=20, ignore_eos=True)
     engine = make_engine(num_blocks=6, preemption=preemption)
     engine.add_request("a", [1] * 9, params)
-    first, second = run(engine)["a"].outputs
+    output = run(engine)["a"]
     whole = alone([1] * 9, params)
-    assert first.finish_reason == second.finish_reason == "length"
-    assert len(second.token_ids) < len(first.token_ids)
-    assert first.token_ids == whole[0][: len(first.token_ids)]
-    assert second.token_ids == whole[1][: len(second.token_ids)]
+    assert output.metrics.num_preemptions > 0
+    for sample, expected in zip(output.outputs, whole, strict=True):
+        assert sample.finish_reason == "length"
+        assert sample.token_ids == expected[: 6 * 4 - 9 + 1]
 
 
 def preemption_scene(preemption: str) -> Engine:
@@ -223,7 +228,7 @@ def test_nobody_enters_in_a_step_that_preempts(preemption: str) -> None:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("num_blocks", range(7, 18))
-def test_samples_at_different_stages_give_way_together(
+def test_samples_at_different_stages_give_way(
     num_blocks: int, preemption: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a recomputation one sample decodes while the other computes its tail; then blocks run out."""
@@ -236,15 +241,13 @@ def test_samples_at_different_stages_give_way_together(
     engine.add_request("x", [1, 2, 3, 4], params)
     request, finished = engine.requests["x"], {}
     for number in range(400):
-        if number in (10, 14, 18, 22) and request.status is Status.RUNNING:
+        if number in (10, 14, 18, 22) and request.samples[-1].status is Status.RUNNING:
             with monkeypatch.context() as patch:
                 patch.setattr(engine.manager, "swap", None)
                 engine.scheduler.preempt_youngest()
         finished.update((o.request_id, o) for o in step(engine) if o.finished)
     assert tokens_of(finished["old"])[0] == alone([9], old)[0][: 4 * num_blocks]
-    for output, expected in zip(finished["x"].outputs, alone([1, 2, 3, 4], params), strict=True):
-        assert output.token_ids == expected[: len(output.token_ids)]
-        assert len(output.token_ids) == 16 or num_blocks < 1 + 2 * 4
+    assert tokens_of(finished["x"]) == alone([1, 2, 3, 4], params)  # each fits the pool alone
 
 
 def test_swapped_requests_hold_host_blocks_and_no_row() -> None:
@@ -252,7 +255,7 @@ def test_swapped_requests_hold_host_blocks_and_no_row() -> None:
     assert engine.manager.swap is not None
     while not engine.scheduler.num_swapped:
         step(engine)
-    swapped = [r.live[0] for r in engine.scheduler.waiting if r.status is Status.SWAPPED]
+    swapped = [r for r in engine.scheduler.waiting if r.status is Status.SWAPPED]
     host = engine.manager.swap.host_pool
     assert host.num_blocks - host.num_free == sum(len(s.table.blocks) for s in swapped) > 0
     assert {s.row for s in swapped} == {-1}
@@ -266,13 +269,10 @@ def test_a_full_host_pool_falls_back_to_recompute() -> None:
     assert engine.stats.num_recomputes > 0
 
 
-@pytest.mark.parametrize(("block_seconds", "kind"), [(1e-9, "num_swaps"), (1e9, "num_recomputes")])
-def test_auto_takes_what_costs_less(block_seconds: float, kind: str) -> None:
-    """With one fixed price per block and the measured price per token, the cheaper way is taken."""
-    engine = preemption_scene("auto")
-    engine.scheduler.cost.seconds_per_block = block_seconds
-    run(engine)
-    assert getattr(engine.stats, kind) == engine.stats.num_preemptions > 0
+@pytest.mark.parametrize("preemption", ["auto", "Swap", None])
+def test_other_ways_to_preempt_are_refused_by_name(preemption: Any) -> None:
+    with pytest.raises(ValueError, match=f"preemption is {preemption!r}, supported are 'recompute', 'swap'"):
+        EngineConfig(max_model_len=64, preemption=preemption)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -289,7 +289,7 @@ def test_preemption_at_every_output_length_changes_nothing(after: int, chunk: in
     preempted_at = []
     last = None
     while engine.has_unfinished_requests():
-        length = len(request.live[0].output.token_ids)
+        length = len(request.samples[0].output.token_ids)
         if length in (after, after + 4) and length not in preempted_at and engine.scheduler.running:
             preempted_at.append(length)
             engine.scheduler.preempt_youngest()
@@ -307,25 +307,46 @@ def test_preemption_at_every_output_length_changes_nothing(after: int, chunk: in
     assert len(streamed) == 14
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("chunk", [4, 64])
 @pytest.mark.parametrize("after", range(1, 8))
-def test_samples_share_the_prompt_again_after_a_preemption(after: int, chunk: int, preemption: str) -> None:
-    """n = 3: recomputed, the prompt is computed once and forked; no block more than before."""
+def test_samples_share_the_prompt_again_after_a_preemption(after: int, chunk: int) -> None:
+    """n = 3: all give way and find the prompt in the prefix cache; no block more than before."""
     params = SamplingParams(n=3, seed=5, max_tokens=10, ignore_eos=True)
-    engine = make_engine(max_num_batched_tokens=chunk, max_num_seqs=4, preemption=preemption)
+    engine = make_engine(max_num_batched_tokens=chunk, max_num_seqs=4, enable_prefix_caching=True)
     engine.add_request("a", [1, 2, 3, 4, 5, 6], params)
-    request = engine.requests["a"]
-    while len(request.live[0].output.token_ids) < after:
+    samples = engine.requests["a"].samples
+    while len(samples[0].output.token_ids) < after:
         step(engine)
-    engine.scheduler.preempt_youngest()
+    for _ in samples:
+        engine.scheduler.preempt_youngest()
     assert engine.pool.num_free == engine.pool.num_blocks
-    while len(request.live[0].output.token_ids) == after:
+    while len(samples[2].output.token_ids) == after:
         step(engine)
-    assert len({s.table.blocks[0] for s in request.live}) == 1
+    inside = [sample for sample in samples if sample.status is Status.RUNNING]
+    assert samples[2] in inside and len({sample.table.blocks[0] for sample in inside}) == 1
     assert tokens_of(run(engine)["a"]) == alone([1, 2, 3, 4, 5, 6], params)
     # 15 tokens stored by each: 4 blocks, of which the first, the prompt's full one, is shared.
     assert max(record.blocks_held for record in engine.trace) <= 1 + 3 * 3
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("gone", range(1, 4))
+def test_samples_give_way_one_by_one(gone: int, caching: bool, preemption: str) -> None:
+    """The youngest `gone` of three samples are preempted in the middle; the others do not notice."""
+    params = SamplingParams(n=3, seed=5, max_tokens=10, ignore_eos=True)
+    engine = make_engine(max_num_seqs=4, enable_prefix_caching=caching, preemption=preemption)
+    engine.add_request("a", [1, 2, 3, 4, 5, 6], params)
+    samples = engine.requests["a"].samples
+    for _ in range(4):
+        step(engine)
+    for _ in range(gone):
+        engine.scheduler.preempt_youngest()
+    engine.check_invariants()
+    assert [sample.status is Status.RUNNING for sample in samples] == [i < 3 - gone for i in range(3)]
+    output = run(engine)["a"]
+    assert tokens_of(output) == alone([1, 2, 3, 4, 5, 6], params)
+    assert output.metrics.num_preemptions == gone
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -338,16 +359,15 @@ def test_nobody_takes_the_room_of_samples_that_came_back(chunked: bool) -> None:
     prompts = {"a": [1] * 6, "b": [2] * 12}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, params)
-    while len(engine.requests["a"].sequences[0].tokens) < 17:
+    while len(engine.requests["a"].samples[0].tokens) < 17:
         step(engine)
-    assert engine.requests["b"].sequences[0].output.token_ids and "b" in ids(engine.scheduler.waiting)
+    assert engine.requests["b"].samples[0].output.token_ids and "b" in ids(engine.scheduler.waiting)
     engine.reset_prefix_cache(reset_running_requests=True)
     step(engine)
     assert ids(engine.scheduler.running) == ["a"]
     outputs = run(engine)
     for name, prompt in prompts.items():
-        for output, expected in zip(outputs[name].outputs, alone(prompt, params), strict=True):
-            assert output.token_ids == expected[: len(output.token_ids)]
+        assert tokens_of(outputs[name]) == alone(prompt, params)
 
 
 def test_a_long_prompt_is_not_starved_by_running_decodes() -> None:

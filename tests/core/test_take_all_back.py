@@ -2,41 +2,58 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from minipaged.cache import BlockPool, BlockTable, hash_blocks
+from minipaged.cache import BlockPool, hash_blocks
 from minipaged.core.kv_cache_manager import KVCacheManager
 
 PROMPT = list(range(12))
 
 
-def manager_and_tables() -> tuple[KVCacheManager, list[BlockTable]]:
-    """Two tables of three full blocks each; the blocks of the first are published."""
+def request(manager: KVCacheManager, stored: int) -> Any:
+    """With room for the whole prompt, of which `stored` tokens are computed; all its blocks are indexed."""
+    table = manager.new_table()
+    table.append(len(PROMPT))
+    found = SimpleNamespace(table=table, num_computed=stored)
+    found.hashes_of = lambda num_tokens, block_size: hash_blocks(PROMPT[:num_tokens], block_size)
+    manager.index(found)  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("stored", range(13))
+def test_prefixes_that_are_computed_stay_cached_and_others_are_withdrawn(stored: int) -> None:
+    """The step that was cut short was to fill the blocks beyond; a second request holds blocks as well."""
     manager = KVCacheManager(BlockPool(8), 4, max_num_seqs=2)
-    tables = [BlockTable(manager.pool, 4) for _ in range(2)]
-    for table in tables:
-        table.append(len(PROMPT))
-    tables[0].publish(hash_blocks(PROMPT, 4), len(PROMPT))
-    return manager, tables
-
-
-def test_prefixes_stay_cached_where_the_tables_are_right() -> None:
-    manager, tables = manager_and_tables()
-    manager.take_all_back(tables)
-    assert manager.pool.num_free == 8 and len(manager.pool.lookup(hash_blocks(PROMPT, 4))) == 3
+    requests = [request(manager, stored), request(manager, 0)]
+    assert len(manager.pool.lookup(hash_blocks(PROMPT, 4))) == 3
+    manager.take_all_back(requests)
+    assert manager.pool.num_free == 8 and len(manager.pool.lookup(hash_blocks(PROMPT, 4))) == stored // 4
     manager.pool.check_invariants([])
 
 
+def test_a_block_in_flight_is_withdrawn_though_others_count_on_it() -> None:
+    """Another request has listed the first block, which the cut step has not filled."""
+    manager = KVCacheManager(BlockPool(8), 4, max_num_seqs=2)
+    writer = request(manager, 0)
+    reader = SimpleNamespace(table=manager.new_table(), num_computed=4)
+    reader.table.adopt(writer.table.blocks[:1])
+    manager.take_all_back([reader, writer])
+    assert manager.pool.num_free == 8 and manager.pool.lookup(hash_blocks(PROMPT, 4)) == []
+
+
 LOSE_A_BLOCK = """
-from minipaged.cache import BlockPool, BlockTable, hash_blocks
+from types import SimpleNamespace
+from minipaged.cache import BlockPool, hash_blocks
 from minipaged.core.kv_cache_manager import KVCacheManager
 manager = KVCacheManager(BlockPool(8), 4, max_num_seqs=2)
-table, hashes = BlockTable(manager.pool, 4), hash_blocks(range(12), 4)
+table, hashes = manager.new_table(), hash_blocks(range(12), 4)
 table.append(12)
 table.publish(hashes, 12)
 table.blocks.pop()  # a cut step has lost it
-manager.take_all_back([table])
+manager.take_all_back([SimpleNamespace(table=table, num_computed=12)])
 print(manager.pool.num_free, manager.pool.lookup(hashes))
 """
 

@@ -35,6 +35,18 @@ class ByteTokenizer:
         return b"".join(self.pieces[t] for t in known).decode(errors="replace")
 
 
+class PieceTokenizer(ByteTokenizer):
+    """40 tokens: letters in pieces of one and two, and the two halves of é."""
+
+    special_token_ids = frozenset({0})
+
+    def __init__(self) -> None:
+        super().__init__()
+        pieces = [b"ab", b"b", b"a", b"\xc3", b"\xa9", b"c", b"ba"]
+        self.pieces = [pieces[i % len(pieces)] for i in range(40)]
+        self.vocab_size = 40
+
+
 class MetaspaceTokenizer:
     """Words with SentencePiece's leading mark: the first of a decoded list loses its space."""
 

@@ -17,25 +17,13 @@ from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
 from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
-from tests.engine.fake_tokenizers import ByteTokenizer
+from tests.engine.fake_tokenizers import PieceTokenizer
 
 FUZZ = int(os.environ.get("MINIPAGED_FUZZ", "1"))
 SCHEDULES = 20 * FUZZ
 GROUPS = min(FUZZ, 6)
 MAX_MODEL_LEN = 40
 NUM_REQUESTS = 6
-
-
-class PieceTokenizer(ByteTokenizer):
-    """40 tokens: letters in pieces of one and two, and the two halves of é."""
-
-    special_token_ids = frozenset({0})
-
-    def __init__(self) -> None:
-        super().__init__()
-        pieces = [b"ab", b"b", b"a", b"\xc3", b"\xa9", b"c", b"ba"]
-        self.pieces = [pieces[i % len(pieces)] for i in range(40)]
-        self.vocab_size = 40
 
 
 class ModelFailure(Exception):
@@ -112,7 +100,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": seqs,
         "max_num_batched_tokens": rng.randint(seqs, seqs + 10),
         "enable_prefix_caching": rng.random() < 0.6,
-        "preemption": rng.choice(["recompute", "swap", "auto"]),
+        "preemption": rng.choice(["recompute", "swap"]),
         "num_host_blocks": rng.choice([1, 3, 10, 60]),
         "watermark": rng.choice([0.0, 0.3]),
     }
@@ -224,7 +212,7 @@ def test_no_mix_of_tiny_pools_samples_aborts_and_resets_stalls() -> None:
             max_num_batched_tokens=rng.randint(seqs, seqs + 6) if chunked else max(longest, seqs),
             enable_chunked_prefill=chunked,
             enable_prefix_caching=rng.random() < 0.5,
-            preemption=rng.choice(["recompute", "swap", "auto"]),
+            preemption=rng.choice(["recompute", "swap"]),
             num_host_blocks=rng.choice([1, 3, 10]),
             watermark=rng.choice([0.0, 0.3]),
         )
@@ -254,7 +242,7 @@ def test_a_request_that_outgrew_the_pool_ends_when_it_comes_back_without_chunked
     engine = make_engine(num_blocks=6, block_size=1, enable_chunked_prefill=False, max_model_len=40)
     engine.add_request("r", [1, 2, 3], greedy(20, ignore_eos=True))
     outputs: list[RequestOutput] = []
-    while len(engine.requests["r"].sequences[0].tokens) < 7:  # the seventh finds no slot
+    while len(engine.requests["r"].samples[0].tokens) < 7:  # the seventh finds no slot
         outputs = step(engine)
     assert engine.reset_prefix_cache(reset_running_requests=True)
     while engine.has_unfinished_requests():

@@ -122,13 +122,9 @@ def test_preempted_at_every_point_equals_undisturbed(after: int, preemption: str
     engine = tiny_engine(max_num_batched_tokens=6, max_num_seqs=2, preemption=preemption)
     engine.add_request("neighbour", PROMPTS[3], PARAMS)
     engine.add_request("a", PROMPTS[0], PARAMS)
-    request, outputs, done = engine.requests["a"], {}, False
+    (request,), outputs, done = engine.requests["a"].samples, {}, False
     while engine.has_unfinished_requests():
-        if (
-            not done
-            and request in engine.scheduler.running
-            and len(request.sequences[0].output.token_ids) == after
-        ):
+        if not done and request in engine.scheduler.running and len(request.output.token_ids) == after:
             engine.scheduler.preempt_youngest()
             done = True
         outputs.update((o.request_id, o) for o in step(engine) if o.finished)
@@ -198,7 +194,7 @@ def test_forked_and_preempted_equals_undisturbed(after: int, preemption: str) ->
     engine = tiny_engine(max_num_batched_tokens=5, max_num_seqs=5, preemption=preemption)
     engine.add_request("a", PROMPTS[0], SAMPLED)
     request = engine.requests["a"]
-    while len(request.live[0].output.token_ids) < after:
+    while len(request.samples[0].output.token_ids) < after:
         step(engine)
     engine.scheduler.preempt_youngest()
     assert_same(run(engine)["a"].outputs, PROMPTS[0], SAMPLED)

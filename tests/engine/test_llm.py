@@ -353,13 +353,13 @@ def test_a_stream_that_is_closed_in_the_middle_of_a_step_ends_with_the_step(
     if moment == "after the model ran":
         llm.engine.on_step = lambda plan: stream.close()  # type: ignore[attr-defined]
     else:
-        admit = llm.engine.scheduler._admit
+        find_hits = llm.engine.manager.find_hits
 
-        def close_and_admit(*arguments: Any) -> None:
+        def close_and_find(*arguments: Any) -> list[int]:
             stream.close()  # type: ignore[attr-defined]
-            admit(*arguments)
+            return find_hits(*arguments)
 
-        monkeypatch.setattr(llm.engine.scheduler, "_admit", close_and_admit)
+        monkeypatch.setattr(llm.engine.manager, "find_hits", close_and_find)
     (output,) = llm.generate("ab", GREEDY, use_tqdm=False)
     assert output.outputs[0].token_ids == expected
     assert_idle(llm)

@@ -122,7 +122,7 @@ def test_an_heir_offers_its_blocks_under_its_own_names() -> None:
     engine.add_request("x", [5, 6, 7, 8, 9], SamplingParams(n=2, seed=3, max_tokens=24, ignore_eos=True))
     for _ in range(10):
         step(engine)
-    first, heir = engine.requests["x"].sequences
+    first, heir = engine.requests["x"].samples
     assert first.tokens[:16] != heir.tokens[:16]
     assert engine.reset_prefix_cache(reset_running_requests=True)
     engine.abort_request("x", 0)

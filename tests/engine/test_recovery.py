@@ -97,6 +97,72 @@ def test_wherever_a_step_is_cut_short_the_outputs_are_the_same(preemption: str) 
     assert number > 1000, "hardly anything was cut"
 
 
+@pytest.mark.fuzz
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_recovery_that_is_cut_short_itself_loses_nothing(preemption: str) -> None:
+    expected = {name: what_is_said(output) for name, output in run(busy_engine(preemption)).items()}
+    cut_in_recovery = 0
+    for number in range(5, 2000, 5 * STRIDE):
+        engine, cut, finished = busy_engine(preemption), Cut(number), {}
+        recover, second = engine._recover, Cut(1 + number // 5 % 60)
+
+        def cut_again(recover: Callable[[], None] = recover, second: Cut = second) -> None:
+            if second.left > 0:
+                sys.settrace(second)  # the first cut has ended its own tracing
+            recover()
+
+        engine._recover = cut_again  # type: ignore[method-assign]
+        for _ in range(200):
+            if not engine.has_unfinished_requests():
+                break
+            outputs = step_until_cut(engine, cut)
+            if engine._in_doubt:
+                cut_in_recovery += 1
+            else:
+                engine.check_invariants()
+                poison(engine)
+            finished.update((o.request_id, what_is_said(o)) for o in outputs if o.finished)
+        assert finished == expected, f"cut at call {number}"
+        assert_idle(engine)
+    assert cut_in_recovery > 10
+
+
+def test_a_text_that_can_never_be_made_stops_no_other_request() -> None:
+    """Its own steps go on raising, so a caller knows; it stays until it is aborted, and others end."""
+    doomed, params = [1, 2, 3], greedy(10, ignore_eos=True, stop="@@")
+    fatal = alone(doomed, greedy(10, ignore_eos=True))[0][3]
+    healthy = greedy(10, ignore_eos=True, stop_token_ids=[], output_kind=RequestOutputKind.CUMULATIVE)
+    prompts = [[n, n + 1] for n in range(5, 30)]
+    said = {n: alone(prompt, healthy) for n, prompt in enumerate(prompts)}
+    said = {n: tokens for n, tokens in said.items() if fatal not in tokens[0]}
+    assert len(said) >= 2
+
+    class Broken(ByteTokenizer):
+        def token_bytes(self, token_id: int) -> bytes | None:
+            if token_id == fatal:
+                raise KeyError(token_id)
+            return super().token_bytes(token_id)
+
+    engine = make_engine(tokenizer=Broken(), num_blocks=256, max_num_seqs=32)
+    engine.add_request("doomed", doomed, params)
+    for n in said:
+        engine.add_request(str(n), prompts[n], healthy)
+    finished, errors = {}, 0
+    for _ in range(40):
+        try:
+            outputs = engine.step()
+        except KeyError:
+            errors += 1
+            outputs = []
+        engine.check_invariants()
+        poison(engine)
+        finished.update((o.request_id, tokens_of(o)) for o in outputs if o.finished)
+    assert finished == {str(n): tokens for n, tokens in said.items()}
+    assert errors > 10 and list(engine.requests) == ["doomed"]
+    assert engine.abort_request("doomed") and engine.step() == []
+    assert_idle(engine)
+
+
 class RaisingOnce(ByteTokenizer):
     """Fails the n-th time it is asked for bytes."""
 

@@ -85,7 +85,7 @@ def test_prompt_and_output_never_exceed_max_model_len(
     engine.add_request(
         "a", [3] * length, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     )
-    table = engine.requests["a"].live[0].table
+    table = engine.requests["a"].samples[0].table
     most = 0
     outputs = {}
     while engine.has_unfinished_requests():
@@ -173,7 +173,7 @@ def scene(num_blocks: int = 8, steps: int = 0, **settings: Any) -> Engine:
 
 def preempted_scene(preemption: str) -> Engine:
     engine = scene(preemption=preemption)
-    while engine.requests["x"].status not in (Status.PREEMPTED, Status.SWAPPED):
+    while engine.requests["x"].samples[0].status not in (Status.PREEMPTED, Status.SWAPPED):
         step(engine)
     return engine
 
@@ -197,14 +197,14 @@ def test_an_abort_in_any_state_frees_everything_at_once(state: str) -> None:
     make, status = SCENES[state]
     engine = make()
     request = engine.requests["x"]
-    assert request.status is status
-    tables = [s.table for s in request.sequences]
+    assert request.samples[0].status is status
+    tables = [s.table for s in request.samples]
     assert engine.abort_request("x") is True
     engine.check_invariants()
     assert not any(table.blocks for table in tables)
-    held = sum(len(s.table.blocks) for s in engine.requests["n"].sequences)
+    held = sum(len(s.table.blocks) for s in engine.requests["n"].samples)
     assert engine.pool.num_free == engine.pool.num_blocks - held
-    assert request.sequences[0].output.finish_reason == "abort"
+    assert request.samples[0].output.finish_reason == "abort"
     outputs = run(engine)
     assert set(outputs) == {"n"}
     assert tokens_of(outputs["n"]) == alone([9, 8, 7], NEIGHBOUR)

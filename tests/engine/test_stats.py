@@ -4,8 +4,7 @@ import pytest
 import torch
 from fake_model import alone, greedy, make_engine, run
 
-from minipaged.core.request import StepPlan
-from minipaged.core.scheduler import EngineStats
+from minipaged.core.request import EngineStats, StepPlan
 from minipaged.sampling_params import SamplingParams
 
 
@@ -51,9 +50,7 @@ def test_the_trace_accounts_for_every_token_and_slot() -> None:
     engine.add_request("a", [1] * 10, greedy(3, ignore_eos=True))
     engine.add_request("b", [2] * 3, greedy(3, ignore_eos=True))
     stored: list[int] = []
-    engine.on_step = lambda plan: stored.append(
-        sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active)
-    )
+    engine.on_step = lambda plan: stored.append(sum(s.table.num_tokens for s in engine.scheduler.running))
     run(engine)
     trace = list(engine.trace)
     assert [(r.prefill_tokens, r.decode_tokens) for r in trace] == [(8, 0), (5, 0), (0, 2), (0, 2)]
@@ -71,21 +68,21 @@ def test_the_trace_accounts_for_every_token_and_slot() -> None:
     assert all(r.duration == 1 for r in trace)
 
 
-def test_idle_prompts_count_as_used_memory() -> None:
-    """A prompt that gets no block in a step still holds what it has computed."""
-    engine = make_engine(num_blocks=10, max_num_batched_tokens=3, max_num_seqs=2)
-    engine.add_request("old", [5] * 4, greedy(30, ignore_eos=True))
-    engine.add_request("prompt", list(range(1, 33)), greedy(4, ignore_eos=True))
-    stored, idle = [], []
+def test_samples_that_share_a_block_count_its_tokens_once() -> None:
+    """Right after the fork they share the last block as well; then each has a copy of its own."""
+    engine = make_engine()
+    engine.add_request("a", [1] * 6, SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True))
+    engine.add_request("b", [2] * 3, greedy(4, ignore_eos=True))
+    slots: list[int] = []
 
     def look(plan: StepPlan) -> None:
-        stored.append(sum(s.table.num_tokens for r in engine.scheduler.running for s in r.active))
-        idle.append(len(plan.idle))
+        tables = [request.table for request in engine.scheduler.running]
+        slots.append(len({slot for t in tables for slot in t.slots(0, t.num_tokens).tolist()}))
 
     engine.on_step = look
     run(engine)
-    assert sum(idle) > 0
-    assert [record.used_bytes for record in engine.trace] == [tokens * 16 for tokens in stored]
+    assert slots == [6 + 3, 4 + 3 * 3 + 4, 4 + 3 * 4 + 5, 4 + 3 * 5 + 6]
+    assert [record.used_bytes for record in engine.trace] == [16 * count for count in slots]
 
 
 def test_totals_agree_with_what_was_served() -> None:

@@ -15,7 +15,7 @@ from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput
 from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
-from minipaged.sampling_params import BeamSearchParams
+from minipaged.sampling_params import BeamSearchParams, SamplingParams
 
 SIX = greedy(6, ignore_eos=True)
 
@@ -65,4 +65,46 @@ def test_the_prefix_cache_is_reset_between_two_steps() -> None:
     with ThreadPoolExecutor(1) as pool:
         llm.generate([[1, 2, 3]], SIX, use_tqdm=False)
         resets[0].result()  # comes to its end; whether blocks are held then is chance
+    assert_idle(llm.engine)
+
+
+def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on() -> None:
+    llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), num_blocks=64, max_model_len=64)
+    (expected,) = llm.generate([[1, 2, 3]], SIX, use_tqdm=False)  # that was llm-0
+    llm.engine.add_request("llm-1", [1, 2, 3], SIX)
+    llm.engine.step()
+    with pytest.raises(ValueError, match=r"request ids \['llm-1'\] are in use"):
+        llm.generate([[5, 6]], SIX)
+    llm.engine.add_request("llm-2", [1, 2], SIX)
+    with pytest.raises(ValueError, match=r"request ids \['llm-2'\] are in use"):
+        next(llm.stream([5, 6], SIX))
+    assert list(llm.engine.requests) == ["llm-1", "llm-2"]
+    outputs = {}
+    while llm.engine.has_unfinished_requests():
+        outputs.update((output.request_id, output) for output in llm.engine.step())
+    assert outputs["llm-1"].outputs[0].token_ids == expected.outputs[0].token_ids
+    assert_idle(llm.engine)
+
+
+def test_requests_that_another_thread_adds_and_aborts_do_not_disturb_a_generate_call() -> None:
+    llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), num_blocks=24, max_model_len=64)
+    prompts = [[n, n + 1, n + 2] for n in range(1, 9)]
+    expected = [o.outputs[0].token_ids for o in llm.generate(prompts, SIX, use_tqdm=False)]
+    stop, aborted = threading.Event(), [0]
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            llm.engine.add_request("passing", [7, 8, 9], SamplingParams(n=2, max_tokens=40, ignore_eos=True))
+            aborted[0] += llm.engine.abort_request("passing", 0) and llm.engine.abort_request("passing")
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(come_and_go)
+        try:
+            for _ in range(12):
+                found = llm.generate(prompts, SIX, use_tqdm=False)
+                assert [o.outputs[0].token_ids for o in found] == expected
+        finally:
+            stop.set()
+        going.result()
+    assert aborted[0] > 10
     assert_idle(llm.engine)

@@ -87,7 +87,7 @@ def test_logits_that_break_are_one_task_s_error(monkeypatch):
     def sampled_logits(plan, hidden):
         logits = compute(plan, hidden)
         for row, sequence in enumerate(plan.sampled):
-            if sequence.request.request_id == "5" and len(sequence.output.token_ids) == 2:
+            if sequence.request_id == "5" and len(sequence.output.token_ids) == 2:
                 logits[row] = torch.nan
         return logits
 

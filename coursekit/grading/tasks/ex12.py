@@ -155,7 +155,7 @@ def held_blocks(learner: Learner, expect: Expect) -> None:
     seen: list[tuple[list[int], int]] = []
 
     def look(plan: Any) -> None:
-        tables = [request.active[0].table for request in llm.engine.scheduler.running]
+        tables = [request.table for request in llm.engine.scheduler.running]
         seen.append(([table.num_tokens for table in tables], 24 - pool.num_free))
 
     llm.engine.on_step = look
