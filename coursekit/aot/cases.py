@@ -83,6 +83,7 @@ def meta_batch(num_seqs: int, query_len: int, context_len: int) -> AttentionBatc
         block_size=BLOCK_SIZE,
         max_query_len=query_len,
         max_context_len=context_len,
+        num_blocks_named=0,  # no numbers are there to be looked at
     )
 
 

@@ -148,14 +148,19 @@ def run_torch(problem: Problem) -> Tensor:
     return TorchBackend().paged_attention(problem.query, problem.layer, problem.batch, scale=problem.scale)
 
 
+def blank_rows(query: Tensor) -> Tensor:
+    """An output of NaN for each row of `query`, with a row after the last that no kernel may touch."""
+    return torch.full((len(query) + 1, *query.shape[1:]), float("nan"), dtype=query.dtype)[:-1]
+
+
 def run_decode(problem: Problem) -> Tensor:
-    output = torch.full_like(problem.query, float("nan"))
+    output = blank_rows(problem.query)
     decode_launch(output, problem.query, problem.layer, problem.batch, problem.scale, tile=16).run()
     return output
 
 
 def run_grouped(problem: Problem) -> Tensor:
-    output = torch.full_like(problem.query, float("nan"))
+    output = blank_rows(problem.query)
     args = (output, problem.query, problem.layer, problem.batch, problem.scale)
     decode_grouped_launch(*args, target=TARGET, tile=small_tile(problem, 16)).run()
     return output
@@ -163,7 +168,7 @@ def run_grouped(problem: Problem) -> Tensor:
 
 def run_split(problem: Problem, part_len: int = 16) -> Tensor:
     """Parts of one tile, and one part more than the longest context has."""
-    output = torch.full_like(problem.query, float("nan"))
+    output = blank_rows(problem.query)
     num_parts = problem.batch.max_context_len // part_len + 2
     log_sum_exp = torch.full((*problem.query.shape[:2], num_parts), float("nan"))
     average = torch.full((*log_sum_exp.shape, problem.query.shape[2]), float("nan"))
@@ -175,7 +180,7 @@ def run_split(problem: Problem, part_len: int = 16) -> Tensor:
 
 
 def run_prefill(problem: Problem) -> Tensor:
-    output = torch.full_like(problem.query, float("nan"))
+    output = blank_rows(problem.query)
     args = (output, problem.query, problem.layer, problem.batch, problem.scale)
     prefill_launch(*args, target=TARGET, tile=small_tile(problem, 16)).run()
     return output

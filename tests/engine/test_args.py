@@ -46,7 +46,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
         ({"max_num_batched_tokens": "512"}, "max_num_batched_tokens is '512', a whole number"),
         ({"enable_chunked_prefill": 1}, "enable_chunked_prefill is 1, True or False"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', True or False"),
-        ({"preemption": "never"}, "preemption is 'never', supported are 'recompute', 'swap', 'auto'"),
+        ({"preemption": "never"}, "preemption is 'never', supported are 'recompute', 'swap'"),
         ({"preemption": ["swap"]}, r"preemption is \['swap'\]"),
         ({"gpu_memory_utilization": 0}, r"gpu_memory_utilization is 0, a share in \(0, 1\]"),
         ({"gpu_memory_utilization": True}, "gpu_memory_utilization is True"),

@@ -104,7 +104,7 @@ def test_a_recovery_that_is_cut_short_itself_loses_nothing(preemption: str) -> N
     cut_in_recovery = 0
     for number in range(5, 2000, 5 * STRIDE):
         engine, cut, finished = busy_engine(preemption), Cut(number), {}
-        recover, second = engine._recover, Cut(1 + number // 5 % 60)
+        recover, second = engine._recover, Cut(1 + number // 5 % 20)
 
         def cut_again(recover: Callable[[], None] = recover, second: Cut = second) -> None:
             if second.left > 0:
@@ -124,7 +124,7 @@ def test_a_recovery_that_is_cut_short_itself_loses_nothing(preemption: str) -> N
             finished.update((o.request_id, what_is_said(o)) for o in outputs if o.finished)
         assert finished == expected, f"cut at call {number}"
         assert_idle(engine)
-    assert cut_in_recovery > 10
+    assert cut_in_recovery >= 3, "hardly any recovery was cut"
 
 
 def test_a_text_that_can_never_be_made_stops_no_other_request() -> None:
@@ -134,7 +134,7 @@ def test_a_text_that_can_never_be_made_stops_no_other_request() -> None:
     healthy = greedy(10, ignore_eos=True, stop_token_ids=[], output_kind=RequestOutputKind.CUMULATIVE)
     prompts = [[n, n + 1] for n in range(5, 30)]
     said = {n: alone(prompt, healthy) for n, prompt in enumerate(prompts)}
-    said = {n: tokens for n, tokens in said.items() if fatal not in tokens[0]}
+    said = {n: tokens for n, tokens in said.items() if fatal not in prompts[n] + tokens[0]}
     assert len(said) >= 2
 
     class Broken(ByteTokenizer):
@@ -245,8 +245,8 @@ def failing_report(number: int) -> tuple[Engine, Callable[[], list[RequestOutput
     return engine, step
 
 
-# When it is added each of the three asks once, before any text is made.
-@pytest.mark.parametrize("number", range(4, 13))
+# The first text of each asks three times: for the kind of vocabulary, for the prompt and for the token.
+@pytest.mark.parametrize("number", range(1, 16))
 def test_what_could_not_be_reported_comes_with_the_next_step(number: int) -> None:
     engine, step = failing_report(number)
     tokens: dict[str, list[int]] = {"first": [], "second": [], "ends": []}
@@ -261,7 +261,7 @@ def test_what_could_not_be_reported_comes_with_the_next_step(number: int) -> Non
 
 
 def test_a_request_that_ended_unreported_can_be_aborted_and_its_name_is_taken_until_then() -> None:
-    engine, step = failing_report(6)  # "ends" has ended, its text fails
+    engine, step = failing_report(7)  # "ends" has ended, its text fails
     assert step() == [] and "ends" in engine.requests
     with pytest.raises(ValueError, match=r"\['ends', 'first'\] are in use"):
         engine.add([engine.make_request(name, [1], greedy(1)) for name in ("first", "ends")])
