@@ -1,5 +1,6 @@
 """What the README and the install guide tell a reader to type works."""
 
+import ast
 import re
 import shlex
 
@@ -25,6 +26,31 @@ def test_course_table_lists_every_lesson_in_order():
     lessons = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
     listed = re.findall(r"^\| \[\d\d · [^\]]+\]\((notebooks/[^)]+)\) \|", README, re.MULTILINE)
     assert listed == lessons
+
+
+def reading_order() -> list[str]:
+    """The files of the heart, as the table lists them."""
+    (section,) = re.findall(r"^## Read the engine\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^\| \[[^\]]+\]\((minipaged/[^)]+)\) \|", section, re.MULTILINE)
+
+
+def test_in_the_reading_order_no_file_needs_a_later_one():
+    files = reading_order()
+    modules = [file.removesuffix(".py").replace("/", ".") for file in files]
+    for place, file in enumerate(files):
+        nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        named = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+        named |= {node.module for node in imports}
+        assert not named & set(modules[place + 1 :]), file
+
+
+def test_the_size_of_the_heart_is_counted():
+    lines = sum(len((ROOT / file).read_text().splitlines()) for file in reading_order())
+    stated = re.search(r"Its heart is (\d+) files, some ([\d,]+)\s+lines", README)
+    assert stated is not None
+    assert int(stated[1]) == len(reading_order())
+    assert abs(int(stated[2].replace(",", "")) - lines) <= 150
 
 
 @pytest.mark.model
