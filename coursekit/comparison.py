@@ -64,7 +64,7 @@ class Run:
 class WasteCounter:
     """Adds up, step by step, where the bytes of the budget are. For `Engine.on_step`.
 
-    Both policies are judged alike: an empty slot behind a request's last token either gets one of its tokens
+    Both policies are judged alike: an empty slot after a request's last token either gets one of its tokens
     later (`to_come`) or never does (`never`). It has to know how long each answer will be, so the requests
     must run to `max_tokens`, one sequence each, and share no blocks.
     """

@@ -128,7 +128,7 @@ COLUMNS = {  # heading -> width
 }  # fmt: skip
 FOOTNOTES = (
     "holds: % of the memory a policy took (the budget without `free`) that holds tokens. In % of the budget:",
-    "to come / never: reserved for tokens that come later / never; last: behind the last token of a block;",
+    "to come / never: reserved for tokens that come later / never; last: after the last token of a block;",
     "holes: too small for the request that waits, or for a block; free: room for running requests to grow.",
     "running: requests in memory at once; unused: slots a request took that hold no token.",
     "maximum x2, x4: the server must accept requests 2 and 4 times as long; the requests stay the same.",

@@ -91,7 +91,7 @@ def counted_reads(*tensors: torch.Tensor) -> Iterator[list[int]]:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first to behind the last element of a tensor, whatever its strides."""
+    """Bytes from the first to just beyond the last element of a tensor, whatever its strides."""
     if not tensor.numel():
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)

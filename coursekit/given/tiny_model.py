@@ -47,7 +47,7 @@ class TinyModel:
         return torch.einsum("hqk,khd->qhd", weights, values)
 
     def finish(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The hidden states behind the layer, [n, hidden_size]."""
+        """The hidden states after the layer, [n, hidden_size]."""
         return hidden + torch.tanh(attended.flatten(1) @ self._out[layer].T)
 
     def logits(self, hidden: Tensor) -> Tensor:

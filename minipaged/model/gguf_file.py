@@ -79,7 +79,8 @@ END_TEXTS = (
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
-# A GGUF holds Llama 3's stretched frequencies as a tensor of divisors, not as the four numbers behind it.
+# A GGUF holds Llama 3's stretched frequencies as a tensor of divisors, not as the four numbers that they are
+# computed from.
 ROPE_DIVISORS = "rope_freqs.weight"
 LLAMA3_ORIGINAL = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 

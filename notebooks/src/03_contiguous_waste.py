@@ -367,7 +367,7 @@ import ctypes
 import time
 
 memory = torch.ones(2**28, dtype=torch.uint8)  # 256 MiB
-gap = 2**20  # close a hole of 1 MiB: everything behind it moves to the front
+gap = 2**20  # close a hole of 1 MiB: everything after it moves to the front
 for _ in range(2):  # the first one wakes the memory up
     begin = time.perf_counter()
     ctypes.memmove(memory.data_ptr(), memory.data_ptr() + gap, memory.nbytes - gap)
@@ -447,7 +447,7 @@ assert served == [30, 70, 50] and queue[0] > lonely.num_slots
 #
 # The first in line needs more than there is *in all*. "Not now" is the answer for a request that does not fit at the
 # moment; for this one it should have been "never", and it should have been given at the door. As the server is first come,
-# first served, everybody behind it waits too. Several engines had this (vLLM issues 35541 and 39734 among them). The
+# first served, everybody after it waits too. Several engines had this (vLLM issues 35541 and 39734 among them). The
 # engine here refuses such a request when it is *added*, with both numbers in the message, as you saw in lesson 02.
 # </details>
 

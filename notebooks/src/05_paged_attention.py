@@ -354,7 +354,7 @@ show_source(torch_backend.plan_gather, torch_backend.gather, torch_backend.atten
 
 # %% [markdown]
 # The padding is worth a look: `torch.where` in `plan_gather`. A shorter sequence is filled up to the longest by *repeating the
-# slot of its own first token*, never by reading whatever lies behind its end. The mask, `visible`, then removes the repeats.
+# slot of its own first token*, never by reading whatever lies beyond its end. The mask, `visible`, then removes the repeats.
 # Why so careful, when the mask removes them anyway?
 
 # %% [markdown]
@@ -382,7 +382,7 @@ assert torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
 # ## Find the bug
 #
 # This one passed every test, ran well for days, and then answered a single request with nothing but NaN; the next day
-# another one. It reads whole blocks, as that is simplest, and gives the places behind the last token a score of minus
+# another one. It reads whole blocks, as that is simplest, and gives the places after the last token a score of minus
 # infinity, so that their weight is zero.
 
 
@@ -392,15 +392,15 @@ def whole_blocks(query, layer, blocks, length):
     group = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query, keys) / query.shape[-1] ** 0.5
-    behind = torch.arange(keys.shape[0], device=device) >= length
-    scores = scores.masked_fill(behind, -torch.inf)
+    beyond = torch.arange(keys.shape[0], device=device) >= length
+    scores = scores.masked_fill(beyond, -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
 
 
 assert torch.allclose(whole_blocks(query, layer, mine.blocks, LENGTH), expected, atol=1e-5)
 
 # %% [markdown]
-# The weights of the places behind the end are zero, exactly. **So how can what lies there matter? Decide first.**
+# The weights of the places beyond the end are zero, exactly. **So how can what lies there matter? Decide first.**
 
 # %%
 answer = whole_blocks(query, poisoned.layer(0), mine.blocks, LENGTH)
@@ -410,7 +410,7 @@ assert answer.isnan().all()
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# Zero times NaN is NaN. The weights are zero, but the *values* behind the end are still multiplied and added. In fresh memory
+# Zero times NaN is NaN. The weights are zero, but the *values* beyond the end are still multiplied and added. In fresh memory
 # they are zeros; in a recycled block they are whatever was there, and sometimes that is NaN or infinity: an overflow of some
 # other request, hours ago. Masking the scores is not enough. The values have to be masked as well, or, better, never read.
 # vLLM had this in its first kernels (pull request 936), flash-attention in another form (issue 1745). It is why the tests of

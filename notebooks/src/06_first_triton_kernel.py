@@ -124,7 +124,7 @@ compare(my_idle_lanes, idle, "idle lanes", wrong_idle_lanes)
 # %% [markdown]
 # ### What the mask is for
 #
-# Now without a mask. The thousand numbers are the front of a larger piece of memory; what lies behind them belongs to somebody
+# Now without a mask. The thousand numbers are the front of a larger piece of memory; what lies beyond them belongs to somebody
 # else.
 
 

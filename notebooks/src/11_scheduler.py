@@ -572,7 +572,7 @@ assert rows[0][1:] == ("recompute",) * 2 + ("swap",) * 4 and set(rows[1][1:]) ==
 # | what runs is older than what waits | somebody waits for ever |
 # | a request that is let in can finish its prompt | half prompts hold all blocks, and nobody moves |
 # | a preempted request says what it would have said | wrong answers, only under load |
-# | what can never fit is refused at the door | it waits for ever, and everybody behind it |
+# | what can never fit is refused at the door | it waits for ever, and everybody after it |
 # | a step with requests does something, or raises | a server that is up, and silent |
 #
 # The first three you have checked. The fourth: twelve blocks hold 48 tokens.
@@ -707,7 +707,7 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #
 # <details><summary>2. A request with a very long prompt waits at the head of the queue, and the pool is half free. Who suffers, and what would you lose by letting others pass?</summary>
 #
-# Everybody behind it. Let them pass, and there may always be another short one: the long one waits for ever, unless
+# Everybody after it. Let them pass, and there may always be another short one: the long one waits for ever, unless
 # something else (an age, a priority) bounds how often it is passed.
 # </details>
 #

@@ -34,7 +34,7 @@ from coursekit.checks import attempt, check
 # - For each query head: softmax of the scores $q \cdot k / \sqrt{\text{head size}}$ over the tokens of the sequence, then the sum
 #   of their values with these weights. `num_query_heads` is a multiple of `num_kv_heads`; query head `h` reads KV head
 #   `h // (num_query_heads // num_kv_heads)`.
-# - Nothing but the tokens of the sequence may matter. Other slots hold anything, NaN too. Entries of `block_tables` behind those
+# - Nothing but the tokens of the sequence may matter. Other slots hold anything, NaN too. Entries of `block_tables` beyond those
 #   that a sequence needs are padding and can be any number, also one that is no block.
 # - A sequence of 0 tokens is padding of the batch. Its output is 0.
 #

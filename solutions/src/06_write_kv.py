@@ -39,11 +39,11 @@ show_source(launch_write_kv)
 
 # %% [markdown]
 # **Contract.** Program `t` writes token `t`. All counts and strides are in elements, not in bytes.
-# - Head `h` of the token's keys is at `key_ptr + t * stride_token + h * stride_head`: `HEAD_SIZE` numbers, one behind the other.
-#   The token's values lie the same way behind `value_ptr`. Between two tokens there may be numbers that are not yours.
+# - Head `h` of the token's keys is at `key_ptr + t * stride_token + h * stride_head`: `HEAD_SIZE` numbers, one after the other.
+#   The token's values lie the same way after `value_ptr`. Between two tokens there may be numbers that are not yours.
 # - The token's slot is `slots_ptr[t]`, an int32. Slot `s` is in block `s // BLOCK_SIZE`, at offset `s % BLOCK_SIZE`.
 #   A negative slot means padding: nothing is written.
-# - Block `b`, offset `o`, head `h` of a cache is at `b * stride_block + o * stride_slot + h * stride_cache_head` behind the cache's
+# - Block `b`, offset `o`, head `h` of a cache is at `b * stride_block + o * stride_slot + h * stride_cache_head` after the cache's
 #   pointer, for keys and values alike. Between two blocks there may be other layers.
 # - Nothing else in memory changes, not one number. Neither `NUM_HEADS` nor `HEAD_SIZE` need be powers of two; `HEADS_PADDED`
 #   and `HEAD_PADDED` are the powers of two that hold them. A cache may have more than 2³¹ numbers.

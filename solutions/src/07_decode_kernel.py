@@ -45,9 +45,9 @@ show_source(launch_decode)
 # - `result` is the attention of the query over the first `context_len` tokens of the sequence: the softmax of the scores
 #   `query · key`, times the values. Of a sequence without tokens it is 0.
 # - The token at position `p` is in block `table_ptr[p // BLOCK_SIZE]`, at offset `p % BLOCK_SIZE`. Entries are int32; those
-#   behind the last block that the sequence needs hold anything.
+#   beyond the last block that the sequence needs hold anything.
 # - Block `b`, offset `o`, KV head `h` of a cache is at `b * stride_block + o * stride_slot + h * stride_head`, `HEAD_SIZE` numbers one
-#   behind the other. `GROUP` neighbouring query heads share a KV head. A cache may have more than 2³¹ numbers.
+#   after the other. `GROUP` neighbouring query heads share a KV head. A cache may have more than 2³¹ numbers.
 # - What lies in places that are not the sequence's tokens does not matter, even if it is NaN. Read nothing outside of the tensors.
 # - `TILE` and `HEAD_PADDED` are powers of two; `HEAD_SIZE`, `BLOCK_SIZE` and `GROUP` need not be.
 # - Any score of float32 is possible: 1000 must not overflow, and -60000 must count.

@@ -78,7 +78,7 @@ check.chunk_mask(my_chunk_mask)
 show_source(TinyModel)
 
 # %% [markdown]
-# **Contract.** `my_chunked_prefill(model, tokens, chunk_lens, cache, slots)` returns the logits behind the prompt's last token, [32], as `model.logits` gives them.
+# **Contract.** `my_chunked_prefill(model, tokens, chunk_lens, cache, slots)` returns the logits after the prompt's last token, [32], as `model.logits` gives them.
 # - `tokens` [n], int64: the prompt. `chunk_lens`: a list of lengths, each at least 1; together they are n. Chunks are computed in this
 #   order, and each token goes through the model once.
 # - `cache` [2 layers, 2, number of slots, 2 KV heads, 8]: `cache[layer, 0]` are the keys of a layer, `cache[layer, 1]` its values. What is in it at first is

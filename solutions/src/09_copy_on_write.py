@@ -128,7 +128,7 @@ check.ref_counts(MySharedPool)
 # - `free()`: give every block up, and be empty.
 #
 # **Example.** Block size 4, a table of 6 tokens in blocks `[9, 5]`, and a fork of it. The fork appends one token. The token belongs
-# behind tokens 4 and 5 in block 5, which the parent holds too. So the fork takes block 2, say, and answers `[(5, 2)]`; its blocks are
+# after tokens 4 and 5 in block 5, which the parent holds too. So the fork takes block 2, say, and answers `[(5, 2)]`; its blocks are
 # now `[9, 2]`, the parent's still `[9, 5]`. Now the parent appends a token: it alone holds block 5 by now, and answers `[]`.
 #
 # <details><summary>Hint 1</summary>

@@ -64,7 +64,7 @@ with attempt():
     one = my_block_hashes([1, 2, 3, 4, 5], 2)
     two = my_block_hashes([8, 8, 3, 4], 2)
     print(len(one), "hashes of 5 tokens in blocks of 2")
-    print("[3, 4] behind [1, 2] and behind [8, 8] are one block:", one[1] == two[1])
+    print("[3, 4] after [1, 2] and after [8, 8] are one block:", one[1] == two[1])
 
 # %% nbgrader={"grade_id": "block_hash-check", "grade": true}
 check.block_hash(my_block_hashes)

@@ -195,7 +195,7 @@ with attempt():
 #
 # <details><summary>Hint 2</summary>
 #
-# Mask every load, with `other=0.0`: an unused slot may hold NaN, and 0 times NaN is NaN. Scores of lanes behind the end become minus infinity by `tl.where`.
+# Mask every load, with `other=0.0`: an unused slot may hold NaN, and 0 times NaN is NaN. Scores of lanes beyond the end become minus infinity by `tl.where`.
 #
 # <details><summary>Hint 3</summary>
 #

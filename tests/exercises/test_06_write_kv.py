@@ -58,12 +58,12 @@ WRITE_KV = Proof(
         ),
         Wrong(
             "multiplies in 32 bits",
-            "addresses of blocks far behind",
+            "addresses of far blocks",
             replace=(".to(tl.int64)", ""),
         ),
         Wrong(
             "widens the product",
-            "addresses of blocks far behind",
+            "addresses of far blocks",
             source=LOOP.replace("tl.cast(slot, tl.int64)", "slot").replace(
                 "place = (wide // BLOCK_SIZE) * stride_block",
                 "place = ((wide // BLOCK_SIZE) * stride_block).to(tl.int64)",

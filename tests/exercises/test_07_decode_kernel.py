@@ -105,7 +105,7 @@ def my_decode_kernel(
         ),
         Wrong(
             "multiplies in 32 bits",
-            "addresses of blocks far behind",
+            "addresses of far blocks",
             replace=(".to(tl.int64)", ""),
         ),
         Wrong(

@@ -24,7 +24,7 @@ def my_block_hashes(token_ids, block_size, salt=None):
     wrong=[
         Wrong(
             "hashes the block alone",
-            "the same tokens behind another past",
+            "the same tokens after another past",
             replace=("hashlib.sha256(parent + ", "hashlib.sha256("),
         ),
         Wrong(

@@ -481,7 +481,7 @@ def my_block_hashes(token_ids, block_size, salt=None):
         of("None is an empty salt", "a salt keeps", "block_hash", 1, ("[salt, block", "[salt or '', block")),
         of(
             "no past",
-            "the same tokens behind another past|a salt",
+            "the same tokens after another past|a salt",
             "block_hash",
             1,
             ("list(token_ids[:stop])", "list(token_ids[stop - block_size : stop])"),

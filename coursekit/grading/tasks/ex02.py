@@ -78,7 +78,7 @@ def grouped(learner: Learner, expect: Expect) -> None:
 @BYTES_PER_TOKEN.check(
     "reads the head size and does not derive it",
     hint="hidden_size / num_query_heads is right for many models and wrong for those that state a head size; "
-    "one engine sized its cache that way and wrote behind its end",
+    "one engine sized its cache that way and wrote beyond its end",
 )
 def stated_head_size(learner: Learner, expect: Expect) -> None:
     same_bytes(learner, expect, (3, 4, 2, 32), 64, 16, 0)

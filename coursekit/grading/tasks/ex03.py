@@ -119,7 +119,7 @@ def wrong_free(learner: Learner, expect: Expect) -> None:
         (0, "a second time"),
         (5, "the middle of a strip"),
         (10, "the beginning of a hole"),
-        (12, "behind the end"),
+        (12, "beyond the end"),
         (-2, "before the beginning"),
     ]:
         given = f"free({start}), {what}, with strips at 4 and 8"
@@ -192,7 +192,7 @@ def same_shares(
 @WASTE.check(
     "a strip is tokens, room for tokens to come, and room never used",
     hint="what a request will still fill is not lost for ever: it ends at final_tokens, and only what is "
-    "reserved behind that is never used",
+    "reserved beyond that is never used",
 )
 def in_strips(learner: Learner, expect: Expect) -> None:
     same_shares(learner, expect, [(10, 2, 7)], None)

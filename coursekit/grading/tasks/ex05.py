@@ -161,7 +161,7 @@ def ragged(learner: Learner, expect: Expect) -> None:
 @PAGED_ATTENTION.check(
     "what lies in unused slots does not matter, not even NaN",
     hint="a weight of 0 times a value of NaN is NaN, and so is a score of NaN plus minus infinity: "
-    "do not read the slots behind the last token at all, or replace what was read there",
+    "do not read the slots after the last token at all, or replace what was read there",
 )
 def unused_slots(learner: Learner, expect: Expect) -> None:
     for unused in (float("nan"), float("inf")):
@@ -183,7 +183,7 @@ def unused_slots(learner: Learner, expect: Expect) -> None:
 
 @PAGED_ATTENTION.check(
     "padding of a table is never followed",
-    hint="a table has room for the longest sequence; entries behind the blocks that a sequence needs are any "
+    hint="a table has room for the longest sequence; entries beyond the blocks that a sequence needs are any "
     "number, so look up only the blocks of positions 0 to length - 1",
 )
 def padded_tables(learner: Learner, expect: Expect) -> None:

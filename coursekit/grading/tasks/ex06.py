@@ -23,7 +23,7 @@ WRITE_KV = Task(
 
 TASKS = [WRITE_KV]
 
-SLOTS = [13, 2, 7, 20, 0]  # scattered, none behind another
+SLOTS = [13, 2, 7, 20, 0]  # scattered, no two in a row
 
 
 def some_rows(*shape: int) -> Tensor:
@@ -137,7 +137,7 @@ def padding(learner: Learner, expect: Expect) -> None:
 
 
 @WRITE_KV.check(
-    "addresses of blocks far behind are computed in 64 bits",
+    "addresses of far blocks are computed in 64 bits",
     hint="slots and strides are 32-bit integers, and so is their product: widen the slot before "
     "you multiply: slot.to(tl.int64)",
 )

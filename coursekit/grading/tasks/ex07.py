@@ -175,13 +175,13 @@ def no_keys(learner: Learner, expect: Expect) -> None:
 
 
 @DECODE_KERNEL.check(
-    "addresses of blocks far behind are computed in 64 bits",
+    "addresses of far blocks are computed in 64 bits",
     hint="entries of a table and strides are 32-bit integers, and so is their product: widen the block "
     "before you multiply, blocks.to(tl.int64)",
 )
 def far_behind(learner: Learner, expect: Expect) -> None:
     first = -(-(2**31) // (30 * 2 * 16 * 3 * 64))  # SmolLM2's layers and heads, keys and values
-    given = f"block {first} begins 2^31 numbers behind the first"
+    given = f"block {first} begins 2^31 numbers after the first"
     shape = {"layers": 30, "head_size": 64, "block_size": 16}
     expect_attention(learner, expect, given, [20], heads=(3, 3), first_block=first, **shape)  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def equal_beginnings(learner: Learner, expect: Expect) -> None:
 
 
 @BLOCK_HASH.check(
-    "the same tokens behind another past are another block",
+    "the same tokens after another past are another block",
     hint="keys and values depend on every token before them: put the hash of the block before into this one",
 )
 def past(learner: Learner, expect: Expect) -> None:

@@ -36,7 +36,7 @@ def found_again(learner: Learner, expect: Expect) -> None:
 
 @PREFIX_CACHE.check(
     "a lookup stops at the first key that is not there",
-    hint="a block can be used only with everything before it: a hit behind a gap is worth nothing",
+    hint="a block can be used only with everything before it: a hit after a gap is worth nothing",
 )
 def stops_at_gap(learner: Learner, expect: Expect) -> None:
     cache = learner.MyPrefixCache(4)

@@ -34,7 +34,7 @@ def state(scheduler: Any) -> tuple[list[str], list[str], int]:
 
 @SCHEDULER_STEP.check(
     "a request that can never run is refused when it is added",
-    hint="a request that waits for ever also holds up everybody behind it: compare what it needs at its "
+    hint="a request that waits for ever also holds up everybody after it: compare what it needs at its "
     "longest with the whole pool, before it joins the queue",
 )
 def never_fits(learner: Learner, expect: Expect) -> None:

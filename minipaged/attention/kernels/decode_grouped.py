@@ -64,7 +64,7 @@ def decode_grouped_kernel(
     context_len = tl.load(context_lens_ptr + seq)
     row, dims = tl.arange(0, ROWS), tl.arange(0, HEAD_PADDED)
     heads = kv_head * GROUP + row
-    # Rows behind GROUP would be heads of the next KV head: never load or store them.
+    # Rows beyond GROUP would be heads of the next KV head: never load or store them.
     used = (row < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
     query_offsets = token * stride_query_token + heads[:, None] * stride_query_head + dims[None, :]
     query = tl.load(query_ptr + query_offsets, mask=used, other=0.0).to(COMPUTE)

@@ -2,7 +2,7 @@
 
 One program per sequence, KV head and part works like `decode_grouped` on its range of keys and stores what it
 found: the values averaged over its keys, and the log-sum-exp of its scores, which is how much that average
-weighs. A second kernel adds the parts up. Parts that lie behind the end of a sequence end at once and are
+weighs. A second kernel adds the parts up. Parts beyond the end of a sequence end at once and are
 not read again.
 
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
