@@ -179,13 +179,15 @@ wrong_times_more_at_512 = {
     512: "the layers alone would be 512 times as much; but the output layer is paid "
         "once in either case",
 }
-compare(my_times_more_at_512, round(at_512), "times as much for the next token of 512", wrong_times_more_at_512)
+at_once = "times as much for the next token of 512"
+compare(my_times_more_at_512, round(at_512), at_once, wrong_times_more_at_512)
 wrong_times_more_for_256 = {
     128: "half of 256, the area of a triangle; but the output layer is paid at each "
         "step in either case",
     256: "that would be every step as dear as the last; the first ones are short",
 }
-compare(my_times_more_for_256, round(for_256), "times as much for a text of 256", wrong_times_more_for_256)
+in_all = "times as much for a text of 256"
+compare(my_times_more_for_256, round(for_256), in_all, wrong_times_more_for_256)
 
 # %%
 assert (counted[512][0] - head) / (counted[512][1] - head) == 512

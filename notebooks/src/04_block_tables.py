@@ -352,7 +352,8 @@ wrong_empty_slots = {
         "last block; close, and the lengths of a mix are not spread quite evenly",
     0: "only a length that is a multiple of 16 leaves no slot empty",
 }
-compare(my_empty_slots, round(paged.unused_per_request, 2), "empty slots in each request", wrong_empty_slots)
+measured = round(paged.unused_per_request, 2)
+compare(my_empty_slots, measured, "empty slots in each request", wrong_empty_slots)
 for size in SIZES:
     assert abs(chats[size].unused_per_request - (size - 1) / 2) <= 0.02 * size
 

@@ -249,7 +249,8 @@ wrong_reads_of_each_key = {
         "the KV head; here each has its own",
     32: "that is all query heads; only those of the key's own group read it",
 }
-compare(my_reads_of_each_key, HEADS // KV_HEADS, "times, or once per query head of the group", wrong_reads_of_each_key)
+unit = "times, or once per query head of the group"
+compare(my_reads_of_each_key, HEADS // KV_HEADS, unit, wrong_reads_of_each_key)
 
 # %% [markdown]
 # Both are right, and one reads every key three times: once for each query head of the group, because each query head

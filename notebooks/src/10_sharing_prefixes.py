@@ -235,6 +235,7 @@ def found(llm, prompts, max_tokens=1):
     return [output.num_cached_tokens for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
+# %%
 once = {n: {"prompt_token_ids": list(range(n, 2 * n))} for n in (31, 32, 33, 48)}
 rows = []
 for n, prompt in once.items():
@@ -509,7 +510,6 @@ print("tokens that can still be found:", left)
 assert left == {"A": 8, "B": 4}
 
 
-# %%
 def draw(step):
     words, states, order = history[step]
     figure = eviction_queue(states, order)

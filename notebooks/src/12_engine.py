@@ -190,8 +190,6 @@ for (name, policy), (engine, requests) in served.items():
 table(["", "at once", "steps for all", "steps to first token, mean", "preemptions"], rows)
 compare(my_conversations, round(running["conversations", "blocks"]), "conversations at once")
 compare(my_instructions, round(running["instructions", "blocks"]), "instructions at once")
-
-# %%
 for name in TRAFFIC:
     (strips, early), (blocks, late) = served[name, "strips"], served[name, "blocks"]
     assert running[name, "strips"] == STRIPS == max(record.running for record in strips.trace)
@@ -245,8 +243,6 @@ window = by_blocks[-1]
 by_strips = run_for_a_while(
     MAX_LEN, crowd, lambda steps, seconds: steps < STEPS or seconds < window
 )
-
-# %%
 real, rows = {"strips": by_strips, "blocks": by_blocks}, []
 for policy, (llm, *_) in real.items():
     silent, _ = replay(crowd, POLICIES[policy])
@@ -315,8 +311,6 @@ for _ in range(CHAT_STEPS // 4):
 # %%
 while len(chat_llms["blocks"].trace) < CHAT_STEPS:
     chat_llms["blocks"].engine.step()
-
-# %%
 rows, peak, held = [], {}, {}
 for policy, llm in chat_llms.items():
     silent, _ = replay(chats, POLICIES[policy], most_steps=CHAT_STEPS, chunk=CHUNK)
@@ -388,8 +382,6 @@ say(f"""
     strips, {100 * share["blocks"]:.1f} % in blocks.
 """)
 assert share["strips"] < 0.15 < 0.95 < share["blocks"]
-
-# %%
 show(
     memory_over_time(
         {policy: list(served["conversations", policy][0].trace) for policy in POLICIES},
@@ -664,7 +656,7 @@ show_source(accelerate)
 # The two choose the same tokens, here in float32, where rounding is small. `attention_backend="torch"` takes the
 # folder away. (So does a machine without a compiler; `CXX=false` pretends to be one.)
 
-# %%
+# %% tags=["nbval-ignore-output"]
 plain = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
 small = {"device": "cpu", "num_blocks": 8, "max_model_len": 64}
 
@@ -685,8 +677,6 @@ compiled = ask(LLM(fast, **small))
 assert in_torch[0] == compiled[0]
 print(in_torch[0])
 del plain, fast
-
-# %% tags=["nbval-ignore-output"]
 table(["one request, float32", "ms a token"], [in_torch[1:], compiled[1:]])
 
 # %% [markdown]
@@ -706,17 +696,13 @@ print(layers_cpp[begin : layers_cpp.index("\n}\n", begin) + 2])
 # that the pictures above are drawn from, one turns new tokens into text and outputs.
 
 # %%
-show_source(Engine._advance, Engine._compute)
+show_source(Engine._advance, Engine._compute, Engine._commit)
 
 # %% [markdown]
 # Two things to notice. When anything raises, `_recover` sends everybody back to the queue: their tokens are known,
 # so nothing is lost but time. If that is cut short too, `_in_doubt` is still set, and the next step begins with it. And
-# the only place where a request becomes longer is here:
-
-# %%
-show_source(Engine._commit)
-
-# %% [markdown]
+# the only place where a request becomes longer is `_commit`.
+#
 # ## What must hold
 #
 # | | if it does not |
@@ -737,12 +723,7 @@ for engine in engines:
 fullest = max(record.reserved_bytes for record in served["instructions", "blocks"][0].trace)
 say(f"At its fullest, blocks held {100 * fullest / BUDGET:.1f} % of the budget.")
 assert fullest > 0.98 * BUDGET
-
-# %% [markdown]
-# Every block: the silent engines have served all. The real ones were stopped in the middle; their requests must be
-# sent home first.
-
-# %%
+# Every block comes home. Where an engine was stopped in the middle, its requests go home first.
 for engine in engines:
     engine.check_invariants()
     for name in list(engine.requests):
@@ -830,8 +811,6 @@ assert engine.pool.num_free == 64
 from minipaged.engine.dispatcher import Dispatcher
 
 show_source(Dispatcher.stream)
-
-# %%
 llm = by_blocks[0]
 stream = llm.stream({"prompt_token_ids": [0] * 60}, exactly(900))
 for _ in range(3):
