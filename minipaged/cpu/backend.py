@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minipaged.attention.batch import require_matching
+from minipaged.attention.batch import require_matching, require_slots
 from minipaged.attention.torch_backend import TorchBackend, attend_prompts
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.kernels import DecodeStep, PrefillStep
@@ -48,6 +48,7 @@ class CpuBackend(TorchBackend):
 
     def write_kv(self, layer: LayerKV, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         if self._kernels is not None and cpu_kernels.can_write(layer, key, value, slot_mapping):
+            require_slots(layer, slot_mapping)  # the kernel would say so after it stored the others
             self._kernels.write_kv(layer, key, value, slot_mapping)
         else:
             super().write_kv(layer, key, value, slot_mapping)

@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from minipaged.attention.backend import get_backend
+from minipaged.attention import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage
+from minipaged.cpu.backend import CpuBackend
 from minipaged.memory import KVSpec
 from minipaged.model.tiny import TINY, random_llama
 
 NUM_BLOCKS, BLOCK_SIZE = 4, 16
 CONFIG = replace(TINY, hidden_size=256, head_size=64)
 BACKENDS = {
-    "compiled": TorchBackend,
-    "torch": lambda: TorchBackend(compiled=False),
+    "compiled": CpuBackend,
+    "torch": TorchBackend,
     "reference": lambda: get_backend("reference"),
 }
 
