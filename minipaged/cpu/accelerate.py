@@ -1,7 +1,8 @@
 """The seam between the engine and this folder: a model and its attention go in, faster ones come out.
 
 The engine knows nothing else of this folder. What cannot be made faster comes out as it went in: on a GPU,
-without a compiler, in a dtype or of a size that the kernels do not know.
+without a compiler, in a dtype or of a size that the kernels do not know. A Qwen, whose queries and keys have
+biases or norms, keeps its layers in plain torch.
 """
 
 from __future__ import annotations
