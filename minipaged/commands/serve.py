@@ -24,8 +24,8 @@ from minipaged.commands.serving import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="the port (default %(default)s)")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that leads here, for browsers",
     )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write every step to this file (JSON lines)")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write every step to this file")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-requests", type=int, default=1024, metavar="N", help="under way at once (default %(default)s)"
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-connections", type=int, default=2048, metavar="N", help="open at once (default %(default)s)"
     )
     limits.add_argument(
-        "--max-samples", type=int, default=64, metavar="N", help="answers to one request (default %(default)s)"
+        "--max-samples", type=int, default=64, metavar="N", help="answers to a request (default %(default)s)"
     )
     limits.add_argument(
         "--max-body", type=int, default=2**20, metavar="BYTES", help="of a request (default %(default)s)"
@@ -63,7 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, kv_memory=None)
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
     parser.add_argument(
-        "--preemption", default="recompute", choices=["recompute", "swap", "auto"], help="(default %(default)s)"
+        "--preemption",
+        default="recompute",
+        choices=["recompute", "swap", "auto"],
+        help="what happens to a request whose blocks are needed (default %(default)s)",
     )
 
 
@@ -73,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
         from minipaged.serve import ServeSettings
         from minipaged.serve.server import make_server
     except ImportError as error:
-        raise CommandError(f"serving needs the serve extra: pip install 'minipaged[serve]' ({error})") from error
+        raise CommandError(
+            f"serving needs the serve extra: pip install 'minipaged[serve]' ({error})"
+        ) from error
     from minipaged.engine.llm import LLM
 
     settings = ServeSettings(
@@ -96,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"--record: {error}") from error
     if args.host not in ("127.0.0.1", "localhost", "::1") and args.api_key is None:
-        print("anyone who can reach this machine may use the server: --api-key asks for a key", file=sys.stderr)
+        print("who reaches this machine may use the server: --api-key asks for a key", file=sys.stderr)
     pool, size = llm.engine.pool, llm.engine.cache_config.block_size
+    address = f"http://{args.host}:{args.port}"
     print(
         f"{llm.name}: {pool.num_blocks} blocks of {size} tokens, up to {llm.max_model_len} tokens a request.\n"
-        f"http://{args.host}:{args.port}/ shows the memory, http://{args.host}:{args.port}/v1 is OpenAI's API. "
-        "Ctrl-C ends.",
+        f"{address}/ shows the memory, {address}/v1 is OpenAI's API. Ctrl-C ends.",
         file=sys.stderr,
     )
     server.run()

@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's API over one engine, and a live page that shows the engine's memory.
 
 Reading order: engine_thread (the engine's side), calls (the HTTP side of it), protocol (what is asked and
-answered), app (the routes and the guards before them), pages (the live page), server (starting and stopping).
-`snapshot` is the only module that looks into requests and block tables. docs/serving.md says what is supported.
+answered), app (the routes and the guards before them), pages (the live page), server (starting and
+stopping). Only `snapshot` looks into requests and block tables. docs/serving.md says what is supported.
 """
 
 from dataclasses import dataclass

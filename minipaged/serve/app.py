@@ -255,7 +255,7 @@ class Api:
         ask = parse(ChatRequest, await read_json(request, self.settings))
         self._require_samples(1, ask.n)
         if ask.top_logprobs and not ask.logprobs:
-            raise ApiError(400, f"top_logprobs is {ask.top_logprobs}, it needs logprobs", param="top_logprobs")
+            raise ApiError(400, f"top_logprobs is {ask.top_logprobs}, it needs logprobs")
         ids = [await self._encode_chat(ask.messages)]
         limit = ask.max_completion_tokens if ask.max_completion_tokens is not None else ask.max_tokens
         return self._answer("chatcmpl", ask, ids, limit, ask.top_logprobs if ask.logprobs else None)
@@ -263,8 +263,8 @@ class Api:
     def _require_samples(self, num_prompts: int, n: int) -> None:
         limit = self.settings.max_samples
         if num_prompts * n > limit:
-            message = f"{num_prompts} prompts with n {n} ask for {num_prompts * n} answers, the limit is {limit}"
-            raise ApiError(400, message, param="n")
+            asked = f"{num_prompts} prompts with n {n} ask for {num_prompts * n} answers"
+            raise ApiError(400, f"{asked}, the limit is {limit}", param="n")
 
     def _answer(
         self,
@@ -309,7 +309,7 @@ class Api:
 
     async def _whole(self, call: Call, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
         async def wait() -> dict[str, Any]:
-            found = {}
+            found: dict[int, Any] = {}
             async for items in call.outputs():
                 found.update(items)
             return form.whole([found[number] for number in range(len(found))])

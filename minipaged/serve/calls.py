@@ -29,7 +29,7 @@ class Call:
         self.inbox: asyncio.Queue[RequestOutput | ApiError] = asyncio.Queue()
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, RequestOutput]]]:
-        """What came since the last time: pairs of a prompt's number and an output, until all have finished."""
+        """What came since the last time, until all have finished: pairs of a prompt's number and an output."""
         while self.unfinished:
             items = [await self.inbox.get()]
             while not self.inbox.empty():
@@ -80,7 +80,7 @@ class Calls:
         return request
 
     def open(self, requests: list[Request]) -> Call:
-        """Hand requests to the engine; ApiError with 429 or 503, and nothing queued, when there is no room."""
+        """Hand requests to the engine. ApiError with 429 or 503, and nothing queued, if there is no room."""
         self.require_room(len(requests))
         call = Call(requests)
         self._calls.update((request.request_id, call) for request in requests)
@@ -96,8 +96,8 @@ class Calls:
         if under_way + num_requests > limit:
             raise ApiError(
                 429,
-                f"{under_way} requests are under way and {num_requests} more were sent, the limit is {limit}: "
-                "try again later",
+                f"{under_way} requests are under way and {num_requests} more were sent, "
+                f"the limit is {limit}: try again later",
                 "rate_limit_error",
                 code="queue_full",
             )

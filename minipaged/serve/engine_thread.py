@@ -68,7 +68,11 @@ class EngineThread:
         self._commands.put(command)
 
     def add(self, requests: list[Request], lane: str = BLOCKS) -> None:
-        self.call(lambda: lane in self.lanes and self.lanes[lane].engine.add(requests))
+        def queue_them() -> None:
+            if lane in self.lanes:
+                self.lanes[lane].engine.add(requests)
+
+        self.call(queue_them)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests, in every lane, and free their blocks before the next step."""
@@ -168,7 +172,7 @@ class EngineThread:
                 self._show(name)  # the last frame shows what the end left behind
 
     def _fail(self, name: str, error: Exception) -> None:
-        """A step raised. Who waits is told and everything is given back; the next requests may fare better."""
+        """A step raised: who waits is told, everything is given back, and the next requests may fare better."""
         log.error("a step failed", exc_info=error)
         self.error = f"{type(error).__name__}: {error}"
         engine = self.lanes[name].engine

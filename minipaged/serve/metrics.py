@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -30,7 +30,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineTotals(llm, model))
 
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
             found = Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)
             return found.labels(**self._labels)
 

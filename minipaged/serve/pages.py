@@ -116,7 +116,8 @@ class LivePage:
         budget = storage.spec.bytes_per_block(storage.block_size) * llm.engine.pool.num_blocks
         if budget < storage.spec.bytes_per_block(length):
             raise ApiError(400, f"the cache has {budget} bytes, less than one strip of {length} tokens")
-        loaded = LoadedModel(llm.engine.runner.model, llm.tokenizer, llm.model_config, llm.name)  # type: ignore[arg-type]
+        model: Any = llm.engine.runner.model
+        loaded = LoadedModel(model, llm.tokenizer, llm.model_config, llm.name)
         return LLM(
             loaded,
             device=llm.device,
@@ -162,4 +163,3 @@ class LivePage:
 def page_file(name: str) -> str:
     """One of the page's files; they are read anew each time, so that a change shows on reload."""
     return (files("minipaged.serve") / "page" / name).read_text(encoding="utf-8")
-

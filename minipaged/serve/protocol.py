@@ -103,11 +103,12 @@ class CompletionRequest(Sampling):
         prompt = self.prompt if self.prompt_token_ids is None else self.prompt_token_ids
         if prompt is None or (self.prompt is not None and self.prompt_token_ids is not None):
             raise ApiError(400, "give one of prompt and prompt_token_ids", param="prompt")
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return [prompt]  # type: ignore[list-item]
         if not prompt:
-            raise ApiError(400, "prompt is empty, at least 1 token is needed", param="prompt")
-        return list(prompt)  # type: ignore[arg-type]
+            raise ApiError(400, "prompt has 0 tokens, at least 1 is needed", param="prompt")
+        listed: list[Any] = (
+            [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+        )
+        return listed
 
 
 class Message(BaseModel):
@@ -122,7 +123,8 @@ class Message(BaseModel):
         parts = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
         for part in parts:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(400, f"{where} has a part of type {part.get('type')!r}: only text is supported")
+                kind = part.get("type")
+                raise ApiError(400, f"{where} has a part of type {kind!r}: only text is supported")
         text = "".join(part["text"] for part in parts)
         for token in special_tokens:
             if token in text:  # it would end the message and let its writer speak in another role
@@ -163,7 +165,7 @@ def parse(kind: type[Body], body: object) -> Body:
         parsed = kind.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier())
+        path = ".".join(str(p) for p in first["loc"] if not isinstance(p, str) or p.isidentifier())
         raise ApiError(400, f"{path}: {first['msg']}, got {str(first['input'])[:100]}", param=path) from None
     refuse_unsupported(parsed)
     return parsed
@@ -205,7 +207,11 @@ def completion_logprobs(entries: list[dict[int, Logprob]], offset: int) -> dict[
         token = chosen.decoded_token or ""
         found["tokens"].append(token)
         found["token_logprobs"].append(_number(chosen.logprob))
-        found["top_logprobs"].append({p.decoded_token or "": _number(p.logprob) for p in entry.values()})
+        top: dict[str, float] = {}
+        for item in entry.values():  # several tokens may have one text; the likeliest comes first
+            name = item.decoded_token or ""
+            top[name] = max(_number(item.logprob), top.get(name, LEAST_LOGPROB))
+        found["top_logprobs"].append(top)
         found["text_offset"].append(offset)
         offset += len(token)
     return found
@@ -279,7 +285,7 @@ class Form:
         return self.head | {"choices": choices, "usage": usage(outputs, generated)}
 
     def chunk(self, number: int, part: CompletionOutput) -> dict[str, Any] | None:
-        """One event of a stream; None when there is nothing to tell: no text is certain yet, or all is told."""
+        """One event of a stream; None when there is nothing to tell, as while no text is certain yet."""
         index = number * self.ask.n + part.index
         if index in self._ended:
             return None

@@ -1,4 +1,4 @@
-"""Starting and stopping: uvicorn around the application, with limits on connections and an end that is told."""
+"""Starting and stopping: uvicorn around the application, with limits on its connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from minipaged.serve.app import make_app
 from minipaged.serve.snapshot import Recorder
 
 
-class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+Protocol: Any = AutoHTTPProtocol  # the parser in C where it is installed
+
+
+class ImpatientProtocol(Protocol):
     """Closes a connection whose request line and headers do not come, and those beyond the limit."""
 
     seconds, max_connections = 10.0, 2048  # set by `serve`
@@ -38,7 +41,7 @@ class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
         self._unwatch()
 
     def _watch(self) -> None:
-        """Between requests and until the headers are there a timer runs; bytes that trickle do not stop it."""
+        """A timer runs until the headers are there, also between requests; bytes that trickle do not stop it."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._timer is None:

@@ -167,7 +167,8 @@ def recording(llm: LLM, path: str | Path) -> Iterator[None]:
         llm.generate(prompts, params)
     """
     engine, before = llm.engine, llm.engine.on_step
-    recorder = Recorder(engine, llm.name, Path(path).open("w", encoding="utf-8"))
+    file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  the recorder closes it
+    recorder = Recorder(engine, llm.name, file)
 
     def on_step(plan: Any) -> None:
         recorder.write_step()
@@ -183,7 +184,7 @@ def recording(llm: LLM, path: str | Path) -> Iterator[None]:
 
 
 def write_trace(llm: LLM, path: str | Path, trace: Iterable[StepRecord] | None = None) -> None:
-    """Write `llm.trace`, or a part of it, as a recording: the curves of a run that is over, without its blocks."""
+    """Write `llm.trace`, or a part of it, as a recording of a run that is over: its curves, not its blocks."""
     generated = 0
     with Path(path).open("w", encoding="utf-8") as file:
         print(json.dumps(Camera(llm.engine, "blocks", llm.name).header(), ensure_ascii=False), file=file)

@@ -57,7 +57,8 @@ class Running:
         self._socket = socket.create_server((settings.host, settings.port))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        serve = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self.server.run, kwargs=serve, daemon=True)
         self._thread.start()
         self.wait_until(lambda: self.server.started)
 
