@@ -184,7 +184,7 @@ def recording(llm: LLM, path: str | Path) -> Iterator[None]:
 
 
 def write_trace(llm: LLM, path: str | Path, trace: Iterable[StepRecord] | None = None) -> None:
-    """Write `llm.trace`, or a part of it, as a recording of a run that is over: its curves, not its blocks."""
+    """Write `llm.trace`, or a part of it, as a recording: the curves of a run that is over, no blocks."""
     generated = 0
     with Path(path).open("w", encoding="utf-8") as file:
         print(json.dumps(Camera(llm.engine, "blocks", llm.name).header(), ensure_ascii=False), file=file)
