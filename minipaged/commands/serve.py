@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     pool, size = llm.engine.pool, llm.engine.cache_config.block_size
     address = f"http://{args.host}:{args.port}"
     print(
-        f"{llm.name}: {pool.num_blocks} blocks of {size} tokens, up to {llm.max_model_len} tokens a request.\n"
+        f"{llm.name}: {pool.num_blocks} blocks of {size} tokens, requests of up to {llm.max_model_len}.\n"
         f"{address}/ shows the memory, {address}/v1 is OpenAI's API. Ctrl-C ends.",
         file=sys.stderr,
     )

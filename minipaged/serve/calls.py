@@ -29,7 +29,7 @@ class Call:
         self.inbox: asyncio.Queue[RequestOutput | ApiError] = asyncio.Queue()
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, RequestOutput]]]:
-        """What came since the last time, until all have finished: pairs of a prompt's number and an output."""
+        """Pairs of a prompt's number and an output, as many as came, until all have finished."""
         while self.unfinished:
             items = [await self.inbox.get()]
             while not self.inbox.empty():

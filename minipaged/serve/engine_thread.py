@@ -152,7 +152,9 @@ class EngineThread:
                 command()
                 command = self._commands.get_nowait()
         except queue.Empty:
-            return
+            pass
+        if self._cameras and self._rests():  # no step will show what came or was given up
+            self._show_all()
 
     def _turn(self) -> None:
         """One step of each lane that has something to do."""
@@ -172,7 +174,7 @@ class EngineThread:
                 self._show(name)  # the last frame shows what the end left behind
 
     def _fail(self, name: str, error: Exception) -> None:
-        """A step raised: who waits is told, everything is given back, and the next requests may fare better."""
+        """A step raised: who waits is told, everything is given back, and the next ones may fare better."""
         log.error("a step failed", exc_info=error)
         self.error = f"{type(error).__name__}: {error}"
         engine = self.lanes[name].engine

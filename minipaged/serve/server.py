@@ -16,7 +16,6 @@ from minipaged.serve import ServeSettings
 from minipaged.serve.app import make_app
 from minipaged.serve.snapshot import Recorder
 
-
 Protocol: Any = AutoHTTPProtocol  # the parser in C where it is installed
 
 
@@ -41,7 +40,7 @@ class ImpatientProtocol(Protocol):
         self._unwatch()
 
     def _watch(self) -> None:
-        """A timer runs until the headers are there, also between requests; bytes that trickle do not stop it."""
+        """A timer runs until a request's headers are there; bytes that trickle in change nothing."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._timer is None:
