@@ -35,6 +35,7 @@ class Scheduler:
 
         There is no prefill phase and no decode phase. Each request has tokens and computed tokens, and a step
         lets the second catch up with the first:
+
         1. Running requests go first, oldest first: each computes what it misses, within the step's budget of
            tokens. A decoding one misses one token. Only the youngest can be in the middle of its prompt.
         2. If one finds no block for its next token, the youngest is preempted, even if that is itself.
