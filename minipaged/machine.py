@@ -172,7 +172,7 @@ def busy_seconds() -> float:
 
 def find_model_file() -> str | None:
     """Where the default model lies, None if it is not installed. Imports torch."""
-    from minipaged.model.loading import ModelLoadError, find_model
+    from minipaged.checkpoints.loading import ModelLoadError, find_model
 
     try:
         return str(find_model(DEFAULT_MODEL))
