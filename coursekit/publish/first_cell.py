@@ -1,4 +1,4 @@
-# @title Run this first. On Colab it installs minipaged, in about a minute; at home it takes no time.
+# @title Run this first: at home it takes no time, on Colab it installs minipaged in a minute.
 # The code comes from the repository that this notebook was opened from, from no fixed address.
 REPO = ""  # "owner/name": only where this cell asks for it
 
