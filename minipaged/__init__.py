@@ -1,11 +1,13 @@
 """minipaged: a small engine that serves language models from a paged KV cache, and the course that builds it.
 
 Importing this package is cheap: the names below are loaded when they are first used, so neither a model,
-a GPU nor triton is needed to look around.
+a GPU nor triton is needed to look around. It comes before torch where both are imported: `threads` says why.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from minipaged import threads as threads  # first of all: it sets what torch reads while it is loaded
 
 __version__ = "0.1.0"
 

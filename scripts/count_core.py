@@ -23,6 +23,8 @@ BESIDE = ("cpu", "checkpoints")
 # Who may import whom: a module imports from its own layer and from those above it in this list, never from
 # one below. Modules are matched by their longest prefix.
 LAYERS = (
+    ("minipaged.cgroup",),
+    ("minipaged.threads",),
     (
         "minipaged.checks",
         "minipaged.config",
