@@ -23,9 +23,12 @@ from minipaged.model.tiny import random_llama
 from tests.attention.paged import poison
 from tests.cpu.test_compiled import WIDE
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+    ),
+    pytest.mark.usefixtures("every_way"),
+]
 LAYERS_ONE_BY_ONE = partial(CpuBackend, fuses_layers=False)
 BLOCKS = [[6, 1, 4, 9], [0, 3, 8], [5], [2, 7]]
 SIZE = 4  # of a block
