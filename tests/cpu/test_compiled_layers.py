@@ -134,7 +134,9 @@ def test_slots_beyond_the_cache_are_refused(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
     with pytest.raises(ValueError, match="names block 9"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
-    batch = replace(batch, num_blocks_named=0)  # vouched for: then the kernel itself sees it
+    slots = torch.tensor([32, 1, 40, 2])  # vouched for, and no table names them: the kernel itself sees it
+    tables = batch.block_tables.clamp(max=7)
+    batch = replace(batch, num_blocks_named=0, block_tables=tables, slot_mapping=slots)
     with pytest.raises(IndexError, match="2 of 4 slots are beyond the 32 slots of the cache"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
     assert calls == [4]
