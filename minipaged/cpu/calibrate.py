@@ -31,13 +31,14 @@ from minipaged.cpu.packing import PANEL, WORD_BYTES, PackedLinear, give_freed_me
 
 HINTS = {"none": -1, "nta": 0, "t0": 3}  # how a weight is asked for: `enum Prefetch` of choice.h
 # Instructions of our own kernels and the hint that goes with them; and torch's products, packed for oneDNN.
-# Of ways that are equally fast the first is taken.
+# Of those that are about as fast the first is taken.
 WAYS = (
     *("amx-t0", "amx-none", "amx-nta"),
     *("vectors-nta", "vectors-t0", "vectors-none"),
     "torch",
 )
-EQUALLY_FAST = 1.05
+INSTRUCTIONS_TIE = 1.05
+HINTS_TIE = 1.25  # more: a hint also decides what stays in the caches, which a product alone does not feel
 VARIABLE = "MINIPAGED_PRODUCTS"
 
 DEPTH, WEIGHT_BYTES = 1024, 64 * 2**20  # a weight that most processors have to read from memory
@@ -70,7 +71,7 @@ class Choice:
             raise ValueError(f"{VARIABLE} is {way!r}, the ways to multiply are {', '.join(WAYS)}")
         if way.startswith("amx") and not tiles:
             raise ValueError(f"{VARIABLE} is {way!r}, this processor or its system allows no AMX")
-        return cls({"bfloat16": way, "float32": way.replace("amx", "vectors")})
+        return cls({"float32": way.replace("amx", "vectors"), "bfloat16": way})
 
     def lines(self) -> list[str]:
         """For each dtype what serves it, and each figure that says why."""
@@ -104,9 +105,14 @@ def ways_of(name: str, tiles: bool) -> list[str]:
 
 
 def fastest(milliseconds: Milliseconds, ways: Sequence[str]) -> str:
-    """The first of `ways` that is as fast as the fastest, but for some percent."""
-    limit = EQUALLY_FAST * min(milliseconds[way] for way in ways)
-    return next(way for way in ways if milliseconds[way] <= limit)
+    """The instructions whose best way is the fastest, then their hint; of about equal ones the first."""
+    best: dict[str, float] = {}
+    for way in ways:
+        instructions = way.partition("-")[0]
+        best[instructions] = min(milliseconds[way], best.get(instructions, math.inf))
+    chosen = next(name for name, time in best.items() if time <= INSTRUCTIONS_TIE * min(best.values()))
+    of_these = [way for way in ways if way.partition("-")[0] == chosen]
+    return next(way for way in of_these if milliseconds[way] <= HINTS_TIE * best[chosen])
 
 
 def measure(library: ctypes.CDLL, dtype: torch.dtype, ways: Sequence[str]) -> dict[str, float]:
