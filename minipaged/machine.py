@@ -74,6 +74,8 @@ class Machine:
     matplotlib: str | None
     pytest: str | None
     nbval: str | None
+    products: tuple[str, ...]
+    """What serves the CPU's matrix products, a line a dtype, with the figures that say why."""
 
 
 def version(package: str) -> str | None:
@@ -212,6 +214,20 @@ def torch_facts() -> tuple[str | None, Gpu | None, bool]:
     return None, gpu, cpu_has_bfloat16()
 
 
+def cpu_products() -> tuple[str, ...]:
+    """Which products of a CPU are the fastest here; empty without kernels of our own. Imports torch.
+
+    Where the kernels have not been built or nothing has been measured yet, both happen now.
+    """
+    from minipaged.cpu import kernels
+
+    try:
+        found = kernels.load()
+    except ValueError as error:  # an environment variable that names what is not there
+        return (str(error),)
+    return () if found is None else tuple(found.choice.lines())
+
+
 def inspect() -> Machine:
     """Collect the facts."""
     torch_error, gpu, cpu_bfloat16 = torch_facts()
@@ -237,4 +253,5 @@ def inspect() -> Machine:
         matplotlib=version("matplotlib"),
         pytest=version("pytest"),
         nbval=version("nbval"),
+        products=() if torch_error else cpu_products(),
     )

@@ -1,6 +1,7 @@
 """Say what this machine has, what will run on it, and what to do about the rest.
 
-No network is used and nothing is changed. The exit code is 0 when the demo can run, 1 when it cannot.
+No network is used. The C++ kernels are built and timed if that has not been done; nothing else is changed.
+The exit code is 0 when the demo can run, 1 when it cannot.
 """
 
 import argparse
@@ -121,6 +122,7 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
         ("GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}" if gpu else "none"),
         ("bfloat16 on the CPU", "native" if machine.cpu_bfloat16 else "emulated"),
         ("C++ compiler", machine.compiler or "none"),
+        *(("products", line) for line in machine.products),
         ("memory", f"{machine.available_memory / GIB:.1f} of {machine.total_memory / GIB:.1f} GiB free"),
         ("model file", machine.model_file or "missing"),
         ("jupyterlab", machine.jupyterlab or "missing"),

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from minipaged import machine
 from minipaged.commands import doctor
+from minipaged.cpu import calibrate, kernels
+from minipaged.cpu.build import find_compiler
 from minipaged.machine import SERVING_MEMORY, Gpu, Machine
 
 WHOLE = Machine(
@@ -31,6 +34,10 @@ WHOLE = Machine(
     matplotlib="3.11.2",
     pytest="9.2.0",
     nbval="0.11.0",
+    products=(
+        "bfloat16: amx-t0 (ms: amx-t0 3.1, torch 4.0)",
+        "float32: torch (ms: torch 3.0, vectors-t0 3.4)",
+    ),
 )
 T4 = Gpu("Tesla T4", (7, 5), 16 * 2**30, bfloat16=False)
 
@@ -89,6 +96,7 @@ def test_exit_code_says_whether_the_demo_can_run(monkeypatch, capsys, machine, c
     assert doctor.run(argparse.Namespace(json=False)) == code
     printed = capsys.readouterr().out
     assert "What runs here" in printed
+    assert "bfloat16: amx-t0 (ms: amx-t0 3.1, torch 4.0)\n" in printed
     assert ("->" in printed) == (machine != WHOLE)
     assert doctor.run(argparse.Namespace(json=True)) == code
     report = json.loads(capsys.readouterr().out)
@@ -112,3 +120,17 @@ def test_this_machine_can_be_inspected():
     assert found.threads >= 1
     assert found.waiting
     assert 0 <= found.busy_share <= 1
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_what_serves_the_products_is_told_for_each_dtype(monkeypatch):
+    assert [line.partition(":")[0] for line in machine.cpu_products()] == ["float32", "bfloat16"]
+    kernels.load.cache_clear()
+    try:
+        monkeypatch.setenv(calibrate.VARIABLE, "vectors-none")
+        assert machine.cpu_products()[0] == "float32: vectors-none (MINIPAGED_PRODUCTS says so)"
+        kernels.load.cache_clear()
+        monkeypatch.setenv(calibrate.VARIABLE, "magic")
+        assert machine.cpu_products()[0].startswith("MINIPAGED_PRODUCTS is 'magic', the ways to multiply are")
+    finally:
+        kernels.load.cache_clear()
