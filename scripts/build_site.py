@@ -25,6 +25,7 @@ SETTINGS = ROOT / "docs/site"
 # heading in the list of contents -> the documents below it, in this order
 SECTIONS = {
     "The course": ["notebooks/[0-9]*.ipynb"],
+    "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
     "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
