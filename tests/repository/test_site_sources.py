@@ -83,7 +83,7 @@ def test_mathjax_out_of_reach_is_one_sentence_with_the_way_out(npm, monkeypatch,
 
 def test_another_package_than_the_tested_one_is_refused(npm, tmp_path):
     (tmp_path / f"mathjax-{npm.MATHJAX.version}.tgz").write_bytes(b"something else")
-    with pytest.raises(npm.NpmError, match="not the tested MathJax"):
+    with pytest.raises(npm.NpmError, match="not the tested mathjax"):
         npm.fetch(npm.MATHJAX, tmp_path)
 
 
