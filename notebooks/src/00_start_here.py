@@ -164,7 +164,8 @@ wrong_in_blocks = {
     if_all_were_full: "so many fit if each has grown to its full length; but they never are all "
         "at full length at the same moment",
     capacity // max(lengths): "that is for 64 requests as long as the longest one",
-    45: "that is the capacity over the average full length; they start short and end early",
+    capacity * 64 // sum(lengths): "that is the memory over the average length "
+        "at the end; they start short, and many have ended before others begin to be long",
 }
 compare(my_at_once_in_blocks, at_once[1], "requests at once in blocks", wrong_in_blocks)
 say(f"""
@@ -183,8 +184,8 @@ assert held_at_the_end > num_blocks
 show(
     memory_over_time({run.policy: run.samples for run in runs}, BUDGET_BYTES),
     "KV memory over time, two columns. With strips, five requests at a time reserve 56 of 64 MiB "
-    "and leave nearly all of it empty. With blocks, what is taken is nearly full; all 64 requests run "
-    "at once, and they are done much sooner.",
+    "and leave nearly all of it empty. With blocks, what is taken is nearly full; all 64 requests "
+    "run at once, and they are done much sooner.",
 )
 
 # %% tags=["nbval-ignore-output"]

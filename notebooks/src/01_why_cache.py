@@ -202,6 +202,7 @@ predicted = {n: (2 * in_layers * n + head, 2 * in_layers + head) for n in length
 sentence = "What has been will be again, and there is nothing new under the sun. "
 text = tokenizer.encode(sentence * 40)
 counted = {n: (flops_of(text[:n], start=0), flops_of(text[:n], start=n - 1)) for n in predicted}
+print("counted as predicted, at all lengths:", counted == predicted)
 assert counted == predicted
 
 # %%
@@ -286,6 +287,7 @@ ways = {
     "keep K and V": [positions_of(0 if n == 4 else n - 1, n) for n in steps],
 }
 work = {name: sum(map(len, computed)) for name, computed in ways.items()}
+print("token positions computed:", work)
 assert work == {"read again": sum(steps), "keep K and V": 12}
 
 # %%
