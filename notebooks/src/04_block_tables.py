@@ -180,7 +180,7 @@ wrong_next_token = {
     7: "token 7 is the last one in the second block",
     9: "token 8 is the ninth token, and the first of its block",
 }
-compare(my_next_token, 8, "(token 8), the first of a new block", wrong_next_token)
+compare(my_next_token, 8, "as position: the first token of a new block", wrong_next_token)
 
 # %% [markdown]
 # Then at 12 and 16: whenever the position is a multiple of the block size, and at no other. Three tokens in four do not need the
@@ -335,7 +335,7 @@ again = 100 * paged.recomputed / computed
 say(f"""
     It happened **{number(paged.preemptions)} times** to {number(len(lengths))} requests:
     {again:.0f} tokens were computed again for every hundred that had to be computed anyway. That is
-    not little. (This simple server admits whoever fits; lesson 11 does better.) But they are
+    not little. (This simple server admits whatever fits; lesson 11 asks for more.) But they are
     computed again like a prompt, many in one step, which is cheap (lesson 01). All were served
     in {number(paged.steps)} steps; the oracle took {number(strips["oracle"].steps)}.
 """)
@@ -511,8 +511,7 @@ table(
 )
 
 # %% [markdown]
-# On this processor hardly: the times differ by some ten percent, and not always in the same direction. On a GPU it matters more,
-# and lesson 07 says why. So a block size is a compromise between the length of the table and the empty ends, and 16 is the usual
+# On this processor it hardly is: the times in the table differ by little. On a GPU it matters more, and lesson 07 says why. So a block size is a compromise between the length of the table and the empty ends, and 16 is the usual
 # one, here and in vLLM. The paper, which measured time as well as memory on its cards, found 16 to 128 good for chats and 16 to 32
 # for instructions (its section 7.2). On memory, our measurement agrees:
 
