@@ -307,8 +307,8 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 #
 # <details><summary>3. Why not blocks of a single token?</summary>
 #
-# Nothing would be wasted. But the table would have an entry for every token, and so would have to be asked for every token.
-# Lesson 04 measures what a block size costs in both directions.
+# Nothing would be wasted. But the table would have an entry for every token, and it is read in every step. Lesson 04 measures what
+# a block size costs in both directions.
 # </details>
 #
 # <details><summary>4. What is the difference between "reserved" and "used"?</summary>

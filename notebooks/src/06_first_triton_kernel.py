@@ -374,7 +374,7 @@ assert 136 * 2 % 16 == 0  # they would lie well
 # uses such loads only where it *knows* that every address is a multiple of 16 bytes. The keys would even lie so with 136 numbers
 # between them; but all that the compiler is told of a stride is whether it is a multiple of 16 *numbers*. In the engine's cache all
 # strides are multiples of the head size, so a head size that is a multiple of 16 is enough. The answers are the same either way:
-# only the compiler's listing shows it. ([Reading a compiler's listing](extra/reading_a_listing.ipynb) goes through it line by line,
+# only the compiler's listing shows it. ([Reading a compiler's listing](extra/06_reading_a_listing.ipynb) goes through it line by line,
 # for three cards.)
 #
 # How fast the kernel is has to be measured on a card; lesson 07 shows what has been recorded.
