@@ -4,10 +4,11 @@
     python -m coursekit.publish.build 02 04       build what has the numbers 02 and 04
     python -m coursekit.publish.build --check     which notebooks differ from their source? executes nothing
 
-`notebooks/src/NN_name.py` becomes `notebooks/NN_name.ipynb`. A study, `notebooks/src/extra/NN_name.py`, becomes
-`notebooks/extra/NN_name.ipynb`; its number is that of the lesson that links to it. exercise_build.py says what
-becomes of those in `solutions/src`, and builds those only. Run it from the root of the repository. The same source gives the same
-bytes: cell ids come from its name, and neither times, versions nor widget state are stored.
+`notebooks/src/NN_name.py` becomes `notebooks/NN_name.ipynb`. A study, `notebooks/src/extra/NN_name.py`,
+becomes `notebooks/extra/NN_name.ipynb`; its number is that of the lesson that links to it. exercise_build.py
+says what becomes of those in `solutions/src`, and builds those only. Run it from the root of the repository.
+The same source gives the same bytes: cell ids come from its name, and neither times, versions nor widget
+state are stored.
 """
 
 import sys
@@ -31,7 +32,7 @@ def read_source(source: Path) -> NotebookNode:
 
 
 def target_of(source: Path) -> Path:
-    """notebooks/src/02_name.py -> notebooks/02_name.ipynb; notebooks/src/extra/02_x.py -> notebooks/extra/02_x.ipynb."""
+    """notebooks/src/02_name.py -> notebooks/02_name.ipynb; of src/extra, into notebooks/extra."""
     if source.parent.name == EXTRA:
         return source.parents[2] / EXTRA / f"{source.stem}.ipynb"
     return source.parents[1] / f"{source.stem}.ipynb"
