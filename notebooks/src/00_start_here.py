@@ -18,8 +18,9 @@
 # **What you need.** Python, well enough to read a class; PyTorch tensors, well enough to know what a shape and a matrix product
 # are; a laptop. No GPU. Attention is explained in lesson 01, kernels in lesson 06, and nothing of vLLM is assumed.
 #
-# **How long it takes.** This lesson 20 minutes; the others 15 to 50 minutes each, some ten hours in all. The exercises, where you
-# write the decisive parts yourself, take about as long again. Whoever is in a hurry reads 01, 02, 04, 05 and 12: an afternoon.
+# **How long it takes.**
+# About 20 minutes for this lesson, 15 to 50 for each of the others, some ten hours in all. The exercises, where you write the
+# decisive parts yourself, take about as long again. In a hurry? Read 01, 02, 04, 05 and 12: that is an afternoon.
 
 # %%
 from minipaged import LLM, SamplingParams, load_model
