@@ -75,9 +75,9 @@ def arena_map(snapshot: Snapshot, num_slots: int) -> Figure:
     for strip in snapshot.strips:
         _box(axes, strip.start, strip.size, 0.0, PALE, f"strip:{strip.start}")
         _box(axes, strip.start, strip.stored, 0.0, BLUE, f"stored:{strip.start}")
-    label(axes, 0, 1.0, "blue: tokens   grey: reserved   white: holes", offset=(0, 6), color=GREY)
+    label(axes, 0, 1.0, "blue: tokens   grey: reserved   white: holes", offset=(0, 11), color=GREY)
     slots = f"{num_slots:,} slots".replace(",", " ")
-    label(axes, num_slots, 1.0, slots, offset=(0, 6), ha="right", color=GREY)
+    label(axes, num_slots, 1.0, slots, offset=(0, 11), ha="right", color=GREY)
     if snapshot.waiting is not None:
         start, largest = max(snapshot.holes, key=lambda hole: hole[1], default=(0, 0))
         _outline(axes, 0, snapshot.waiting, -1.15, 0.6, "waiting")
