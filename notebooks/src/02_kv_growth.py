@@ -353,6 +353,7 @@ for _ in range(20):
         refusal = error
         break
 assert refusal is not None
+chat_steps = [replace(record, time=record.index) for record in llm.trace]
 print(f"the last answer had {len(output.outputs[0].token_ids)} tokens; then: {refusal}")
 
 # %% [markdown]
@@ -377,9 +378,8 @@ assert most <= BUDGET == llm.engine.storage.nbytes + BUDGET % spec.bytes_per_blo
 # Here is the whole chat, step by step, up to the refusal:
 
 # %%
-steps = [replace(record, time=record.index) for record in llm.trace]
 show(
-    memory_over_time({"one chat, to the refusal": steps}, BUDGET, x_label="step of the engine"),
+    memory_over_time({"one chat, to the refusal": chat_steps}, BUDGET, x_label="engine step"),
     "KV memory of a chat, step by step. Each turn begins with a jump, to the size of the whole "
     "chat so far, and climbs with each token of the answer. The turns rise until they reach the "
     "budget.",
