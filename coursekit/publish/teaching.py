@@ -33,7 +33,7 @@ TERM = [
     ("Sharing by prefix", ["10"]),
     ("Scheduling", ["11"]),
     ("The engine", ["12"]),
-    ("Smaller caches, vLLM today", ["13"]),
+    ("Smaller caches, vLLM today", ["13", "14"]),
 ]
 DAY = [
     ("Morning: why memory is the limit", ["00", "02"], ["bytes_per_token"]),

@@ -33,7 +33,7 @@ from coursekit.figures import show
 from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
 from coursekit.interpreted import reversed_programs
 from coursekit.lesson import compare, say, show_source, table
-from coursekit.widgets import Explorable, Stepper
+from coursekit.widgets import Explorable
 from coursekit.workloads import load_mix, lognormal_lengths
 
 # %% [markdown]
@@ -196,19 +196,8 @@ show(
 #
 # and sees the keys up to there. `is_causal` counts both queries and keys from their first. Its first query sees one
 # key, its second sees two, and the three newest keys, the queries' own among them, are seen by nobody. Nothing fails,
-# and no shape is wrong. What does the engine's own attention say, through a block table?
-
-# %%
-one_head = KVSpec(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.float32)
-layer = KVStorage(one_head, 2, BLOCK_SIZE).layer(0)
-slots = AttentionBatch.build([[1, 0]], [5], [5], BLOCK_SIZE).slot_mapping
-layer.write(slots, torch.zeros(5, 1, 1), values.reshape(5, 1, 1))
-two_new = AttentionBatch.build([[1, 0]], [2], [5], BLOCK_SIZE)
-answer = backend.paged_attention(torch.zeros(2, 1, 1), layer, two_new, scale=1.0)
-print("the engine:  ", answer.flatten().tolist())
-assert answer.flatten().tolist() == [2.5, 3.0]
-
-# %% [markdown]
+# and no shape is wrong.
+#
 # **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
 # decode, with one query, needs no mask at all. A test of prefill and a test of decode both pass:
 
@@ -478,15 +467,11 @@ table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 
 
 # %%
-def draw(step):
-    chunk_lens = ways["4 + 4 + 2"]
-    start = sum(chunk_lens[:step])
-    stop = start + chunk_lens[step]
-    words = f"positions {start} to {stop - 1} are computed; {start} keys come from the cache"
-    return prompt_in_chunks(chunk_lens, step), words
-
-
-Stepper(3, draw, start=1)
+show(
+    prompt_in_chunks(ways["4 + 4 + 2"], 1),
+    "A triangle of scores for ten queries, in three chunks. The second chunk's four rows are blue: they "
+    "begin at the first key, of which four come from the cache, and end at the diagonal.",
+)
 
 # %% [markdown]
 # And what the server did, step by step (step 0 computes the eight short prompts). Move the budget, and see what it
@@ -547,33 +532,11 @@ assert math.floor(ridge) - 32 == 263
 # wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; the study [This
 # processor](extra/07_this_processor.ipynb) measures those of your machine.)
 #
-# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer;
-# only the number of queries changes.
+# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens and Llama 3 8B:
 
 # %%
 llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-CONTEXT, QUERY_HEADS = 4096, 32
-
-
-def attention_intensity(queries, context=CONTEXT):
-    """Operations per byte; the last `queries` of `context` tokens are new."""
-    pairs = sum(range(context - queries + 1, context + 1))  # query i sees k - q + i + 1 keys
-    in_and_out = 2 * queries * QUERY_HEADS * llama.head_size * BYTES
-    operations = 2 * 2 * pairs * QUERY_HEADS * llama.head_size
-    return operations / (context * llama.bytes_per_token + in_and_out)
-
-
-intensities = {q: attention_intensity(q) for q in (1, 16, 64, 128, 512, 4096)}
-table(["queries", "operations per byte"], [(str(q), i) for q, i in intensities.items()])
-assert 3.9 < intensities[1] < 4 and intensities[64] < ridge < intensities[128]
-
-# %% [markdown]
-# Decode is bound by memory, as lesson 07 found. A chunk of a hundred or so is bound by arithmetic.
-#
-# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens:
-
-# %%
-WEIGHTS = 8.03e9 * BYTES  # lesson 07 counts them
+CONTEXT, WEIGHTS = 4096, 8.03e9 * BYTES
 rows = []
 for chunk in (4096, 1024, 512, 64):
     read = sum(range(chunk, CONTEXT + 1, chunk))  # keys that the chunks read, one after the other
@@ -757,13 +720,7 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 # only when it is full (lesson 10).
 # </details>
 #
-# <details><summary>5. The budget is 64 and 64 conversations are decoding. A prompt arrives. What happens?</summary>
-#
-# Decodes take the whole budget, and the prompt waits until a conversation ends. A budget should leave room for
-# prompts.
-# </details>
-#
-# <details><summary>6. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
+# <details><summary>5. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
 #
 # Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all
 # weights for 16 tokens only: fewer tokens per second for all.

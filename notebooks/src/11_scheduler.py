@@ -11,8 +11,6 @@
 # About 50 minutes. Runs in under half a minute on two CPU cores.
 
 # %%
-from itertools import pairwise
-
 import torch
 
 from minipaged import LLM, KVSpec, SamplingParams
@@ -201,21 +199,8 @@ assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
 # ### A budget of tokens
 #
 # A request that decodes computes one token, a prompt computes many. To keep steps short, a step has a [token
-# budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
-# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8,
-# prompts of 3 and 20 tokens:
-
-# %%
-chunks, _ = serve_small([(3, 2), (20, 2)], max_num_batched_tokens=8)
-for index, step in enumerate(chunks.steps):
-    print(index, {name: f"{m.state} {m.tokens}" for name, m in step.requests.items()})
-spent = [[m.tokens for m in step.requests.values()] for step in chunks.steps]
-assert spent == [[3, 5], [1, 7], [8], [1]]
-assert all(sum(tokens) <= 8 for tokens in spent)
-
-# %% [markdown]
-# A gets a token in each of its steps and is not held up by the long prompt beside it. B gets its first when the last
-# chunk of its 20 tokens has been computed.
+# budget](../docs/glossary.md#token-budget): decodes come first, and what is left is for prompts, in pieces if need be
+# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)).
 #
 # ### When the blocks run out
 #
@@ -286,28 +271,11 @@ again = round(100 * recomputed.again / once)
 compare(my_again_percent, again, "computed again for each 100", wrong_again)
 assert swapped.computed == once == recomputed.computed - recomputed.again
 assert swapped.again == 0 == recomputed.blocks_moved
+say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
 
 # %% [markdown]
 # (`once` is what has to be computed in any case: prompts and answers, without the last token of each answer, which is
 # never an input.)
-#
-# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap
-# moves its blocks, twice:
-
-
-# %%
-def held_when_preempted(timeline):
-    """(tokens, blocks) of each victim, in the step before."""
-    return [
-        (before.requests[name].stored, len(before.requests[name].blocks))
-        for before, step in pairwise(timeline.steps)
-        for name in step.preempted
-    ]
-
-
-assert sum(tokens for tokens, _ in held_when_preempted(recomputed)) == recomputed.again
-assert 2 * sum(blocks for _, blocks in held_when_preempted(swapped)) == swapped.blocks_moved
-say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
 
 # %% [markdown]
 # ### Which is cheaper?
@@ -389,7 +357,8 @@ def draw(step):
     return figure, words
 
 
-Stepper(len(recompute.steps), draw, start=3)
+shows = "The twelve blocks with the request that holds each, the running requests, and the queue."
+Stepper(len(recompute.steps), draw, start=3, shows=shows)
 
 # %% [markdown]
 # ## Why

@@ -55,7 +55,8 @@ for cards in (8, 16):
     each, count = on_each_card(cards)
     show(
         card_filled(CARD, WEIGHTS / cards, each * CONTEXT, count),
-        f"One of {cards} cards: {count} conversations of {number(each * CONTEXT)} bytes.",
+        f"The memory of one of {cards} cards as a bar: its share of the weights, then "
+        f"{count} conversations of {number(each * CONTEXT)} bytes.",
     )
 
 # %%
