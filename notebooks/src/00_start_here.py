@@ -18,7 +18,7 @@
 # **What you need.** Python, well enough to read a class; PyTorch tensors, well enough to know what a shape and a matrix product
 # are; a laptop. No GPU. Attention is explained in lesson 01, kernels in lesson 06, and nothing of vLLM is assumed.
 #
-# **How long it takes.** This lesson 20 minutes; the others 20 to 50 minutes each, some ten hours in all. The exercises, where you
+# **How long it takes.** This lesson 20 minutes; the others 15 to 50 minutes each, some ten hours in all. The exercises, where you
 # write the decisive parts yourself, take about as long again. Whoever is in a hurry reads 01, 02, 04, 05 and 12: an afternoon.
 
 # %%
@@ -285,8 +285,9 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 # | 09 | [Copy-on-write](09_copy_on_write.ipynb) | many answers to one question, which is stored once |
 # | 10 | [Sharing prefixes](10_sharing_prefixes.ipynb) | a system prompt stored once for everybody |
 # | 11 | [The scheduler](11_scheduler.ipynb) | who runs, who waits, who gives way |
-# | 12 | [The engine, whole](12_engine.ipynb) | one budget, hundreds of requests |
-# | 13 | [Smaller K and V; and vLLM today](13_smaller_kv_and_vllm.ipynb) | what the big engines do the same, and what not |
+# | 12 | [The whole engine](12_engine.ipynb) | one budget, hundreds of requests |
+# | 13 | [Smaller K and V](13_smaller_kv.ipynb) | keys and values in eight bits, and their error |
+# | 14 | [vLLM today](14_vllm_today.ipynb) | what the big engines do the same, and what they do differently |
 #
 # 01 to 05 build on one another. After that, 06–08 (kernels) and 09–11 (sharing and scheduling) can be read in either order.
 # Studies that lead further are in [notebooks/extra](extra); the lessons link to them.
@@ -307,8 +308,8 @@ assert wrong == [16, 32, 48, 64, 80, 96]
 #
 # <details><summary>3. Why not blocks of a single token?</summary>
 #
-# Nothing would be wasted. But the table would have an entry for every token, and so would have to be asked for every token.
-# Lesson 04 measures what a block size costs in both directions.
+# Nothing would be wasted. But the table would have an entry for every token, and it is read in every step. Lesson 04 measures what
+# a block size costs in both directions.
 # </details>
 #
 # <details><summary>4. What is the difference between "reserved" and "used"?</summary>

@@ -123,7 +123,7 @@ assert held["maximum"] < 25 < 38 < held["power_of_two"] < held["oracle"] < 50
 
 # %% [markdown]
 # Even the oracle, which knows the future, fills less than half. (The maximum rule comes close to the paper; the two others hold more
-# tokens here than there. [Why](extra/beside_the_paper.ipynb) is a study of its own: it is mostly the allocator, not the requests.)
+# tokens here than there. [Why](extra/03_beside_the_paper.ipynb) is a study of its own: it is mostly the allocator, not the requests.)
 
 # %% [markdown]
 # ## The picture

@@ -374,7 +374,7 @@ assert 136 * 2 % 16 == 0  # they would lie well
 # uses such loads only where it *knows* that every address is a multiple of 16 bytes. The keys would even lie so with 136 numbers
 # between them; but all that the compiler is told of a stride is whether it is a multiple of 16 *numbers*. In the engine's cache all
 # strides are multiples of the head size, so a head size that is a multiple of 16 is enough. The answers are the same either way:
-# only the compiler's listing shows it. ([Reading a compiler's listing](extra/reading_a_listing.ipynb) goes through it line by line,
+# only the compiler's listing shows it. ([Reading a compiler's listing](extra/06_reading_a_listing.ipynb) goes through it line by line,
 # for three cards.)
 #
 # How fast the kernel is has to be measured on a card; lesson 07 shows what has been recorded.
@@ -563,28 +563,28 @@ print("her tests pass:", passed)
 assert all(passed)
 
 # %% [markdown]
-# Now a sequence of five keys that are all zero, so that every key has the same score, and values that are all 1. The average of five
-# ones is 1. **What does her kernel say, and why?**
+# Now a sequence of three keys that are all zero, so that every key has the same score, and values that are all 1. The average of
+# three ones is 1. **What does her kernel say, and why?**
 
 # %%
 my_average = None  # your guess
 
 # %%
-average = float(attend(torch.ones(16), torch.zeros(5, 16), torch.ones(5, 16))[0])
+average = float(attend(torch.ones(16), torch.zeros(3, 16), torch.ones(3, 16))[0])
 wrong_average = {
-    1: "the three idle lanes have a score too, and it is not minus infinity",
-    0: "the five real lanes do count",
+    1: "the idle lane has a score too, and it is not minus infinity",
+    0: "the three real lanes do count",
 }
 compare(my_average, average, "where 1 is right", wrong_average)
-assert average == 5 / 8
+assert average == 3 / 4
 
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The tile has eight lanes. The three idle ones get keys of zero (`other=0.0`), so their *score* is 0, and 0 is an ordinary score: it has
-# a weight like any other. Their values are zero, so they add nothing to the average but count in its denominator: five ones over
-# eight. Where real scores are large, the idle lanes hardly weigh, and the answer is nearly right. Where a sequence fills its tile,
-# there are no idle lanes, and all lengths in the test were powers of two.
+# The tile has four lanes. The idle one gets a key of zero (`other=0.0`), so its *score* is 0, and 0 is an ordinary score: it has
+# a weight like any other. Its value is zero, so it adds nothing to the sum but counts in the denominator: three ones over four. Where
+# the real scores are large, idle lanes hardly weigh, and the answer is nearly right. Where a sequence fills its tile, there are no
+# idle lanes, and all lengths in the test were powers of two.
 #
 # A mask on a load says what is *read*. What a lane then does with it must be masked as well: a score that is not real has to be minus
 # infinity. That is the line `tl.where(live, …, float("-inf"))` in both kernels above.
