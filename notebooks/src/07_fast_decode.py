@@ -135,28 +135,7 @@ assert 111e-6 < floor < 113e-6
 
 # %% [markdown]
 # It is the reading, on every card, by a factor of more than thirty. Decode is **bound by memory**: its time is its
-# bytes over the bandwidth. In one drawing, the [roofline](../docs/glossary.md#roofline): on the slope memory decides,
-# on the flat part arithmetic does.
-
-# %%
-PROMPT = 2048
-pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
-prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
-padded_rows = 2 * 2 * 16 / (2 * BYTES)  # operations for each byte, when 4 heads are padded to 16 rows
-assert intensity < padded_rows < flops / bandwidth < prefill
-stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
-show(
-    roofline({"H200": CARDS["H200"], "T4": CARDS["T4"]}, stands, hollow=["decode, padded"]),
-    "Two roofs, a slope and then flat. Decode is far down the slope; padded to 16 rows (the hollow "
-    "mark) it still is. Prefill stands under the flat part.",
-)
-
-# %% [markdown]
-# The hollow mark is decode with its heads padded to 16 rows: four times the operations, three quarters of them for
-# nothing. It looks faster, but the time is the same: only the useless part has grown.
-# [Prefill](../docs/glossary.md#prefill) reads a key once for a whole prompt of queries, so arithmetic is its limit.
-# Both are limits of cards. A processor's is elsewhere: on the one that built this page, padded rows are *not* free, as
-# the study [This processor](extra/07_this_processor.ipynb) measures.
+# bytes over the bandwidth.
 #
 # And the whole model? A decode step also reads all weights, once for the whole batch.
 
@@ -252,7 +231,28 @@ assert tile.rows == operations_a_byte == 16 and longer == 0
 assert all(f / b / 8 > 16 for b, f in CARDS.values())
 
 # %% [markdown]
-# The empty rows cost nothing. That is what a bound is good for: it says which waste matters.
+# The empty rows cost nothing. That is what a bound is good for: it says which waste matters. In one drawing, the
+# [roofline](../docs/glossary.md#roofline): on the slope memory decides, on the flat part arithmetic does.
+
+# %%
+PROMPT = 2048
+pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
+prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
+padded_rows = 2 * 2 * 16 / (2 * BYTES)  # operations for each byte, when 4 heads are padded to 16 rows
+assert intensity < padded_rows < flops / bandwidth < prefill
+stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
+show(
+    roofline({"H200": CARDS["H200"], "T4": CARDS["T4"]}, stands, hollow=["decode, padded"]),
+    "Two roofs, a slope and then flat. Decode is far down the slope; padded to 16 rows (the hollow "
+    "mark) it still is. Prefill stands under the flat part.",
+)
+
+# %% [markdown]
+# The hollow mark is decode with its heads padded to 16 rows: four times the operations, three quarters of them for
+# nothing. It looks faster, but the time is the same: only the useless part has grown.
+# [Prefill](../docs/glossary.md#prefill) reads a key once for a whole prompt of queries, so arithmetic is its limit.
+# Both are limits of cards. A processor's is elsewhere: on the one that built this page, padded rows are *not* free, as
+# the study [This processor](extra/07_this_processor.ipynb) measures.
 #
 # ### Who has work?
 #
@@ -273,8 +273,7 @@ rows = [
 table(["one conversation", "programs", "% of multiprocessors at work", "done after, in keys"], rows)
 gain = rows[0][3] / rows[1][3]
 wrong_gain = {
-    4: "a quarter of the bytes, yes; but also a quarter of the programs, and the card is "
-    "nearly idle either way"
+    4: "a quarter of the bytes, yes; but also a quarter of the programs, each as long as before"
 }
 compare(my_gain_of_reading_once, gain, "times as fast", wrong_gain)
 assert (len(whole), H200, gain) == (8, 132, 1.0)

@@ -195,7 +195,7 @@ show(
 # $$k - q + i$$
 #
 # and sees the keys up to there. `is_causal` counts both queries and keys from their first. Its first query sees one
-# key, its second sees two, and the three newest keys, the queries' own among them, are seen by nobody. Nothing fails,
+# key, its second sees two, and the three newest keys, the queries' own among them, are not seen at all. Nothing fails,
 # and no shape is wrong.
 #
 # **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
@@ -581,7 +581,7 @@ show_source(new_token_slots, StepPlan.add)
 # |:--|:--|
 # | query i of q stands at position k − q + i | chunks and prefix hits go wrong, whole prompts do not |
 # | chunks and whole give the same keys, values and logits | answers depend on who else was there |
-# | a sequence's rows do not depend on its neighbours | the same, and somebody's text in somebody's answer |
+# | a sequence's rows do not depend on its neighbours | the same, and one user's text in another's answer |
 # | only the last token of a prompt is sampled | a guess from the middle of a question is taken for an answer |
 # | a step never computes more than its budget, and every token exactly once | pauses; holes in the cache |
 #

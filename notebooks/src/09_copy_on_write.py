@@ -621,18 +621,12 @@ assert read(parent, memory) == " ".join(WORDS) and pool.num_free == 2
 # and would be copied at every step for nothing.
 # </details>
 #
-# <details><summary>4. Would blocks of one token need copy-on-write?</summary>
-#
-# No. Every block is full. There would be nothing to copy, and samples would share the prompt to the last token. But
-# tables would be long and reading slow (lesson 04).
-# </details>
-#
-# <details><summary>5. A sample ends after three tokens, the others go on. What becomes of the prompt's blocks?</summary>
+# <details><summary>4. A sample ends after three tokens, the others go on. What becomes of the prompt's blocks?</summary>
 #
 # Their counts go down by one. They are free when the last sample has ended.
 # </details>
 #
-# <details><summary>6. Two different users ask the same question. Does forking help?</summary>
+# <details><summary>5. Two different users ask the same question. Does forking help?</summary>
 #
 # No: there is no common parent to fork. The engine would have to notice that the beginnings are equal. Lesson 10.
 # </details>

@@ -9,7 +9,7 @@
 # **You will be able to** say which tokens of a prompt need not be computed; make the hash by which a block is found
 # again, and say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
 #
-# About 45 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
+# About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import copy
@@ -401,7 +401,7 @@ assert not torch.allclose(keys[0][1], keys[1][1], atol=1e-2)
 # %% [markdown]
 # In the first layer a key depends on its token and position alone. From the second layer on it is computed from what
 # attention has collected from *all tokens before*. A block that is put after another beginning raises no error: the
-# model answers a text that nobody wrote.
+# model answers a text that was never sent.
 #
 # So the [prefix hash](../docs/glossary.md#prefix-hash) of a block is a digest of **the hash of the block before it** and
 # its own tokens: a chain. One hash stands for everything from the first token on. Change the first token, and all
@@ -549,12 +549,12 @@ assert by_salt == [0, 8, 0, 0]
 #
 # ## The code as it stands
 #
-# Looking up, sharing and publishing, in the pool. `lookup` stops at the first hash that is not known. `_take` is where
-# eviction happens, and where a block loses its hash. The rest is the `KVCacheManager`, which stands between scheduler
-# and pool: what a request finds, what it publishes as soon as it is planned, and what is withdrawn when a step fails.
+# Looking up and publishing, in the pool (`share` and `free` are lesson 09's). `lookup` stops at the first hash that is
+# not known. `_take` is where eviction happens, and where a block loses its hash. The rest is the `KVCacheManager`, which
+# stands between scheduler and pool: what a request finds, and what it publishes as soon as it is planned.
 
 # %%
-show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
+show_source(BlockPool.lookup, BlockPool.publish)
 show_source(BlockPool._take, BlockPool._remove_from_index)
 show_source(usable_hits)
 show_source(KVCacheManager.find_hits, KVCacheManager.index)

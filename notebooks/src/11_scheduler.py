@@ -445,7 +445,7 @@ show_source(Scheduler.preempt_youngest)
 # <details><summary>Answers</summary>
 #
 # It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine
-# there is nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
+# there is no other request to grow into the blocks kept free, while a request that fits only without them would wait for ever.
 # </details>
 #
 # ## What must hold
@@ -602,12 +602,7 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 # `max_tokens` still counts from the original prompt.
 # </details>
 #
-# <details><summary>4. A new card computes twice as fast on the same bus. Which way to preempt gains?</summary>
-#
-# Recompute: its time halves, that of the copy stays.
-# </details>
-#
-# <details><summary>5. The host's memory is full. What does an engine set to swap do with a victim?</summary>
+# <details><summary>4. The host's memory is full. What does an engine set to swap do with a victim?</summary>
 #
 # It recomputes: `leave_by_swap` says no and has changed nothing. The answer is the same.
 # </details>

@@ -7,7 +7,7 @@
 # **You will be able to** say, from a budget and a few lengths, how many requests a server can run at once; measure it
 # on the whole engine; and name what a step spends its time on before you make anything faster.
 #
-# About 50 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
+# About 45 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import time
@@ -222,8 +222,8 @@ say(f"From blocks: {times:.1f} times the tokens per second, the computing of pro
 #
 # ## The picture
 #
-# How many at once depends on the longest length that the server accepts, or it does not. **In strips:** slots divided by
-# that length. **From blocks:** slots divided by what a request *holds*, on average over the time it runs. With a prompt
+# Does the number at once depend on the longest length that the server accepts? **In strips** it is slots divided by that
+# length. **From blocks** it is slots divided by what a request *holds*, on average over the time it runs. With a prompt
 # of $p$ and an answer of $a$ tokens it begins with $p$, ends with $p + a$ and takes $a$ steps. So it holds $p + a/2$ on
 # average, and counts $a$ times. The last block is half empty (lesson 04):
 #

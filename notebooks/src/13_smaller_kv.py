@@ -496,7 +496,7 @@ assert fine == [32] and min(off[n] for n in lengths if n != 32) > 0.2 and max(of
 #
 # Whatever moves blocks can forget a part: a copy on write, a swap, a transfer to another machine. One cure is to have
 # *one list* of what makes up a block, `KVStorage.tensors` above. vLLM's is to store each scale right after the numbers
-# of its vector, so that whoever moves the block moves the scale (FlashInfer issue 3617 describes that layout); an
+# of its vector, so that code that moves the block moves the scale (FlashInfer issue 3617 describes that layout); an
 # add-on to it that still computed the size of a block without scales read garbage (kvcached issue 424).
 # </details>
 #
@@ -530,20 +530,14 @@ assert len(KVStorage(specs["int8"], 1, 16).tensors) == 4
 #
 # <details><summary>3. A block is shared through prefix caching. Must a reader copy its scales?</summary>
 #
-# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until
-# somebody writes.
+# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until the
+# block is written to.
 # </details>
 #
 # <details><summary>4. Why is a block's hash the same for an int8 and a float32 cache, and why does that do no harm?</summary>
 #
 # It is made of token ids. One pool has one format, so two formats never meet. A cache that is shared between engines
 # would have to put the format into the hash.
-# </details>
-#
-# <details><summary>5. Why not store K in int8 and V in fp8, or one layer finer than another?</summary>
-#
-# It can be done, and models differ in what they bear. Here int8 is more exact for both, in every head, so there is
-# nothing to gain; and each combination is another kernel to compile and to test.
 # </details>
 
 # %% [markdown]
