@@ -199,7 +199,8 @@ say(f"On this machine: {seconds[0]:.0f} s in strips, {seconds[1]:.0f} s in block
 # memory is empty: it is *reserved*, for words that might be said and mostly never are.
 #
 # **Blocks.** Nobody reserves anything. A short answer takes little and a long one more, and what has ended is free for the others
-# at once. All sixty-four run together.
+# at once. All sixty-four run together. (The picture in the README is of other, longer requests, so its
+# numbers differ.)
 #
 # Serving more requests at once is not only kinder to those who wait. In each step a model reads all its weights from memory,
 # whether for one request or for sixty-four. With blocks the same answers take far fewer steps, and that is what saves the time.

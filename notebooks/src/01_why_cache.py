@@ -84,8 +84,9 @@ for n, vector in enumerate(vectors, start=1):
 # several tokens. Keeping is right only if they never depend on *later* ones. They do not: a token attends to itself and to what
 # comes before it, which is the [causal mask](../docs/glossary.md#causal-mask). We come back to it below.
 #
-# A real model also has several attention *heads* in a layer, each with matrices of its own, and an *output layer* at the end,
-# which turns the last vector into one score for each word of the vocabulary: the [logits](../docs/glossary.md#logits).
+# A real model also has several attention *heads* in a layer, each with a query of its own; often a few of them share a key and a
+# value (lesson 02). And it has an *output layer* at the end, which turns the last vector into one score for each token of the
+# vocabulary: the [logits](../docs/glossary.md#logits).
 
 # %% [markdown]
 # ## Your prediction

@@ -130,7 +130,7 @@ compare(my_bytes_per_token, measured[0][1], "bytes per token", wrong_bytes_per_t
 # Every length gives the same quotient, to the byte. How much is that, compared with the text itself?
 
 # %%
-text = "Each token you type or the model answers leaves a key and a value behind in every layer."
+text = "Each token you type or the model answers leaves a key and a value in every layer."
 token_ids = loaded.tokenizer.encode(text)
 letters = len(text.encode()) / len(token_ids)
 ratio = round(predicted / letters, -2)
