@@ -173,7 +173,13 @@ layer.write(tokens.slot_mapping, *new_rows)
 batch = AttentionBatch.build(block_lists, [1, 1], LENGTHS, BLOCK_SIZE)
 query = torch.randn(2, 3 * GROUP, 64, generator=generator)
 expected = ReferenceBackend().paged_attention(query, layer, batch, scale=SCALE)
-print("two sequences of", LENGTHS, "tokens,", sum(LENGTHS) * small_spec.bytes_per_token, "bytes of K and V")
+print(
+    "two sequences of",
+    LENGTHS,
+    "tokens,",
+    sum(LENGTHS) * small_spec.bytes_per_token,
+    "bytes of K and V",
+)
 
 # %%
 ways = {
@@ -238,7 +244,9 @@ assert all(f / b / 8 > 16 for b, f in CARDS.values())
 PROMPT = 2048
 pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
 prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
-padded_rows = 2 * 2 * 16 / (2 * BYTES)  # operations for each byte, when 4 heads are padded to 16 rows
+padded_rows = (
+    2 * 2 * 16 / (2 * BYTES)
+)  # operations for each byte, when 4 heads are padded to 16 rows
 assert intensity < padded_rows < flops / bandwidth < prefill
 stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
 show(
@@ -363,7 +371,10 @@ averages, log_sum_exps = np.array(parts).T
 part_weights = np.exp(log_sum_exps - log_sum_exps.max())
 assert len(parts) == 2
 assert abs((part_weights * averages).sum() / part_weights.sum() - two_passes) < 1e-12
-print("in three parts, one empty:", round(float((part_weights * averages).sum() / part_weights.sum()), 4))
+print(
+    "in three parts, one empty:",
+    round(float((part_weights * averages).sum() / part_weights.sum()), 4),
+)
 
 # %% [markdown]
 # [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context this way. How long should a
@@ -434,10 +445,9 @@ def card_at_work(card, sequences, context, part):
         for name, keys in lengths.items()
     }
     before, after = (busy_share(each, count) for each in runs.values())
-    return programs_over_time(runs, count), (
-        f"{sequences} × {context} keys: uncut, {before:.0%} of the time of {count} "
-        f"multiprocessors is used; cut, {after:.0%}"
-    )
+    words = f"{sequences} × {context} keys: uncut, {before:.0%} of the time of {count} "
+    words += f"multiprocessors is used; cut, {after:.0%}"
+    return programs_over_time(runs, count), words
 
 
 def choice(options, value, description):
@@ -484,8 +494,8 @@ LATENCY = 1e-6  # seconds from asking to having; assumed, of the right order of 
 a_tile = 2 * decode_tile(TARGET, 4, SIZE, BYTES).keys * SIZE * BYTES  # keys and values
 on_the_way = ahead * resident * a_tile
 say(f"""
-    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB on their way to a
-    multiprocessor. **{bandwidth * LATENCY / 1e6:.1f} MB** are needed for full speed. With all
+    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB on their way to
+    a multiprocessor. **{bandwidth * LATENCY / 1e6:.1f} MB** are needed for full speed. With all
     {H200} at work, {H200 * on_the_way / 1e6:.0f} MB are on their way. With eight of them,
     **{8 * on_the_way / 1e6:.1f} MB**: not enough, however good the kernel.
 """)

@@ -172,7 +172,7 @@ print("is_causal:   ", by_is_causal.flatten().tolist())
 print("by position: ", by_position.flatten().tolist())
 wrong_first_query = {
     1.0: "that is a mask whose first query stands at position 0; but three tokens were"
-        " there before it",
+    " there before it",
     1.5: "that is a query at position 1; it is the fourth token, and sees keys 1 to 4",
     3.0: "that is all five keys; the last of them comes after this query",
 }
@@ -268,7 +268,7 @@ assert early != int(whole_logits.argmax())
 # [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads
 # that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, what is left after a prefix
 # hit, a decode. The heads are small, since this runs in the interpreter; the pool is full of NaN; the float64 reference
-# says what is right.
+# says what is right. (A *warp* is 32 threads, a *stage* a tile in work or on its way; both matter on a card only.)
 
 # %%
 from minipaged.attention.kernels.arguments import Tile
@@ -301,7 +301,6 @@ rows_kv = torch.randn(2, sum(seen), KV_HEADS, SIZE, generator=generator)
 layer.write(everything.slot_mapping, rows_kv[0], rows_kv[1])
 query = torch.randn(sum(new), HEADS, SIZE, generator=generator)
 expected = ReferenceBackend().paged_attention(query, layer, mixed_step, scale=SIZE**-0.5)
-# A warp is 32 threads; stages are tiles in work at a time. Both are for a card only.
 tile = Tile(rows=16, keys=16, num_warps=4, num_stages=1)
 
 
@@ -423,8 +422,7 @@ table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: dec
 # %%
 with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
 wrong_chunks = {
-    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in "
-        "every step",
+    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in every step",
     6.25: "a step is whole, and eight of its 64 tokens belong to the conversations",
 }
 compare(my_chunks, len(with_prompt), "steps", wrong_chunks)
@@ -436,7 +434,9 @@ assert with_prompt[0] == BUDGET - CHATS == 56
 assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
 (answers, _), (chunked_answers, _) = runs.values()
 assert answers == chunked_answers and len(answers) == CHATS + 1
-print("answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers))
+print(
+    "answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers)
+)
 
 # %% [markdown]
 # Decodes come first: eight of the 64 tokens. The prompt gets the other 56. None of the eight misses a step, no step is
@@ -469,8 +469,8 @@ table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 # %%
 show(
     prompt_in_chunks(ways["4 + 4 + 2"], 1),
-    "A triangle of scores for ten queries, in three chunks. The second chunk's four rows are blue: they "
-    "begin at the first key, of which four come from the cache, and end at the diagonal.",
+    "A triangle of scores for ten queries, in three chunks. The four rows of the second are blue: "
+    "they begin at the first key, of which four come from the cache, and end at the diagonal.",
 )
 
 # %% [markdown]
@@ -491,7 +491,9 @@ def draw_budget(budget):
     )
 
 
-budgets = ipywidgets.SelectionSlider(options=[24, 32, 64, 128, 256], value=BUDGET, description="budget")
+budgets = ipywidgets.SelectionSlider(
+    options=[24, 32, 64, 128, 256], value=BUDGET, description="budget"
+)
 Explorable({"budget": budgets}, draw_budget)
 
 # %% [markdown]
@@ -698,29 +700,24 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. The query lengths of a step are 4, 1, 1, 6. What is <code>query_start</code>, and which rows belong to the last sequence?</summary>
-#
-# [0, 4, 5, 6, 12]. Rows 6 to 11.
-# </details>
-#
-# <details><summary>2. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
+# <details><summary>1. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
 #
 # 36 queries, 100 keys; at position 100 − 36 + 0 = 64. It sees 65 keys.
 # </details>
 #
-# <details><summary>3. Why does decode need no mask?</summary>
+# <details><summary>2. Why does decode need no mask?</summary>
 #
 # Its only query stands at the last key and sees all of them. (The keys past the sequence's end, in its last block,
 # are another matter: those are masked by the context length.)
 # </details>
 #
-# <details><summary>4. May a chunk end in the middle of a block?</summary>
+# <details><summary>3. May a chunk end in the middle of a block?</summary>
 #
 # Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is shared with others
 # only when it is full (lesson 10).
 # </details>
 #
-# <details><summary>5. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
+# <details><summary>4. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
 #
 # Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all
 # weights for 16 tokens only: fewer tokens per second for all.

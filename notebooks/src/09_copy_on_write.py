@@ -223,8 +223,7 @@ siblings = [first, *(first.fork() for _ in range(3))]
 copies = append_all(siblings, [1] * 4)
 print(copies)
 wrong_copies = {
-    4: "that is right if the last sharer copied too; but by then it is alone, and "
-        "writes in place",
+    4: "that is right if the last sharer copied too; but by then it is alone, and writes in place",
     1: "one copy would do for two sharers; each of the others has tokens of its own",
     0: "they share a half-filled block, and each writes another token into it",
 }
@@ -325,6 +324,7 @@ def run_all(requests):
         done |= {output.request_id: output for output in llm.engine.step() if output.finished}
     return list(done.values()), max(record.blocks_held for record in llm.trace)
 
+
 # %%
 shared = llm.engine.make_request("shared", TASK, sampling(SAMPLES))
 private = [llm.engine.make_request(f"private {i}", TASK, sampling(1)) for i in range(SAMPLES)]
@@ -392,12 +392,11 @@ table(
     [(name, *(saved_by[name, n] for n in COUNTS)) for name in NAMES],
 )
 wrong_saved = {
-    83: "that is five sixths of everything; but only the prompt is shared, and only its full blocks",
+    83: "that is five sixths of everything; but only full blocks of the prompt are shared",
     20: "about five sixths of the prompt's share of all tokens; but a prompt shares its full "
     "blocks only, and most of these prompts do not fill one",
 }
-answer = round(saved_by["instructions", 6], 1)
-compare(my_saved, answer, "percent of blocks saved", wrong_saved)
+compare(my_saved, round(saved_by["instructions", 6], 1), "percent of blocks saved", wrong_saved)
 short = float((lengths["instructions"][:, 0] < 16).mean())
 say(f"{100 * short:.0f} % of the instructions do not fill their first block. They share nothing.")
 assert short > 0.5 and saved_by["chats", 6] > 2 * saved_by["instructions", 6]
@@ -446,7 +445,10 @@ by_width = {width: search(TASK, width, 58) for width in COUNTS}
 table(
     ["blocks saved, %", *(f"{n}" for n in COUNTS)],
     [
-        ("n samples, this prompt", *(100 * s / e for e, s in (predicted(20, 58, n) for n in COUNTS))),
+        (
+            "n samples, this prompt",
+            *(100 * s / e for e, s in (predicted(20, 58, n) for n in COUNTS)),
+        ),
         ("beams of this width", *(percent for _, percent in by_width.values())),
     ],
 )
@@ -621,12 +623,7 @@ assert read(parent, memory) == " ".join(WORDS) and pool.num_free == 2
 # and would be copied at every step for nothing.
 # </details>
 #
-# <details><summary>4. A sample ends after three tokens, the others go on. What becomes of the prompt's blocks?</summary>
-#
-# Their counts go down by one. They are free when the last sample has ended.
-# </details>
-#
-# <details><summary>5. Two different users ask the same question. Does forking help?</summary>
+# <details><summary>4. Two different users ask the same question. Does forking help?</summary>
 #
 # No: there is no common parent to fork. The engine would have to notice that the beginnings are equal. Lesson 10.
 # </details>

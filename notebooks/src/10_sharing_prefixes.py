@@ -136,19 +136,14 @@ computed = {
     "without": without.stats.num_prefill_tokens,
     "sharing": sharing.stats.num_prefill_tokens,
 }
-wrong_computed = {
-    sum(lengths) - 5 * common: "only whole blocks are shared, and the common beginning ends inside one",
-    sum(lengths) - 6 * common: "the first request has nothing to find, and only whole blocks are shared",
-}
-unit = "prompt tokens computed for six requests"
-compare(my_computed, computed["sharing"], unit, wrong_computed)
-say(f"""
-    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}.
-    Without sharing: {computed["without"]}, which is
-    **{computed["without"] / computed["sharing"]:.1f} times** as many.
-""")
+not_in_blocks = sum(lengths) - 5 * common
+wrong = {not_in_blocks: "only whole blocks are shared, and the common beginning ends inside one"}
+compare(my_computed, computed["sharing"], "prompt tokens computed for six requests", wrong)
 hit_rate = 1 - computed["sharing"] / computed["without"]
 say(f"""
+    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}. Without sharing:
+    {computed["without"]}, **{computed["without"] / computed["sharing"]:.1f} times** as many.
+
     The *hit rate* counts tokens, since tokens are what is computed: **{hit_rate:.0%}**. Counted in
     requests it would flatter: five of six found something, {5 / 6:.0%}.
 """)
@@ -259,9 +254,9 @@ for n, prompt in once.items():
 table(["tokens of the prompt", "in whole blocks", "found", "computed"], rows)
 wrong_found_of_32 = {
     32: "all of it is in the cache, but the last token must be computed, since its "
-        "logits are needed; and only whole blocks are shared",
+    "logits are needed; and only whole blocks are shared",
     31: "one token must be computed, yes; but only whole blocks can be shared, so it "
-        "is the whole last block",
+    "is the whole last block",
     0: "the first block is found; only the last one is computed again",
 }
 compare(my_found_of_32, rows[1][2], "tokens found of 32", wrong_found_of_32)
@@ -495,7 +490,8 @@ for name, tokens in (("A", text_a[:11]), ("B", text_b[:12]), ("C", [*text_a[:8],
     note(f"{name} has ended.")
 run("D", text_d)
 orders = [order for _, _, order in history]
-assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]  # A's unfilled tail is blank; its chain goes tail first
+# A's unfilled tail is blank; its chain goes tail first
+assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]
 assert orders[4][-5:] == [1, 0, 4, 3, 2]  # A is older than B
 assert orders[6][-5:] == [4, 3, 2, 1, 0]  # C has found A's blocks: now B is older
 left = {
@@ -506,6 +502,7 @@ print("tokens that can still be found:", left)
 assert left == {"A": 8, "B": 4}
 
 
+# %%
 def draw(step):
     words, states, order = history[step]
     figure = eviction_queue(states, order)
@@ -658,7 +655,9 @@ wanted = [1, 2, 7, 8, 9]
 right = 2 * len(pool.lookup(hash_blocks(wanted, 2)))
 let_through = guarded.num_found(wanted)
 wrong_right = {4: "the block with 7 8 has been filled again, after 3 4 instead of 1 2"}
-wrong_guarded = {2: "the old entry leads to a block whose tokens are 7 8 again: the guard sees no difference"}
+wrong_guarded = {
+    2: "the old entry leads to a block whose tokens are 7 8 again: the guard sees no difference"
+}
 compare(my_right_tokens, right, "tokens that may be taken", wrong_right)
 compare(my_guarded_tokens, let_through, "tokens that the guard lets through", wrong_guarded)
 assert (right, let_through) == (2, 4)
@@ -696,29 +695,24 @@ assert guarded.num_found(wanted) == right
 # Only what stands before the time: a hash contains everything before it. Put what changes at the end.
 # </details>
 #
-# <details><summary>2. Blocks of 16. A common beginning of 47 tokens. How many are shared, and how many with blocks of 8?</summary>
-#
-# 32, and 40. Only whole blocks have a hash; smaller blocks share a little more.
-# </details>
-#
-# <details><summary>3. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
+# <details><summary>2. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
 #
 # No: it needs the logits of every token, and those are not stored. But its blocks can be found by others.
 # </details>
 #
-# <details><summary>4. Why does <code>Chat</code> keep token ids, and not the text?</summary>
+# <details><summary>3. Why does <code>Chat</code> keep token ids, and not the text?</summary>
 #
 # The model may have written a word in two tokens that a tokenizer reads back as one. The text is the same, the tokens
 # are not, and from there on no hash is found.
 # </details>
 #
-# <details><summary>5. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
+# <details><summary>4. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
 #
 # No. The two it found are free, and taking them makes them held: one is left. Counting them as free *and* as found is a
 # classic mistake; `BlockTable.begin` counts them once.
 # </details>
 #
-# <details><summary>6. Does sharing make decoding faster?</summary>
+# <details><summary>5. Does sharing make decoding faster?</summary>
 #
 # No. Every key is still read, by each request. It saves memory, so more requests run at once, and it saves computing
 # prompts.

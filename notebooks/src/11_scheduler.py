@@ -39,7 +39,8 @@ from minipaged.model.tiny import TINY, random_llama
 
 # %%
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
-print(f"the tiny model: {TINY.num_layers} layers, {KVSpec.from_model(TINY, torch.float32).bytes_per_token} bytes per token")
+token_bytes = KVSpec.from_model(TINY, torch.float32).bytes_per_token
+print(f"the tiny model: {TINY.num_layers} layers, {token_bytes} bytes per token")
 
 
 def tiny_llm(**settings):
@@ -264,8 +265,8 @@ once = sum(map(len, prompts.values())) + sum(lengths) - len(mix)
 _, recomputed, _ = runs["recompute"]
 _, swapped, _ = runs["swap"]
 wrong_again = {
-    10: "preemptions are rare, but each victim computes again all it held: prompt and answer so far",
-    0: "a victim's keys and values are gone, so its prompt and its answer so far are computed again",
+    10: "few requests are preempted, but each computes again all that it held",
+    0: "a victim's keys and values are gone: prompt and answer so far are computed again",
 }
 again = round(100 * recomputed.again / once)
 compare(my_again_percent, again, "computed again for each 100", wrong_again)
@@ -377,7 +378,13 @@ for timeline in (recomputed, swapped):
         outside = [arrival[n] for n, m in step.requests.items() if m.state not in RUNS]
         assert not outside or max(inside) < min(outside)
     assert not any(mix[0].id in step.preempted for step in timeline.steps)
-print("all that run are older than all that wait, in", len(recomputed.steps), "+", len(swapped.steps), "steps")
+print(
+    "all that run are older than all that wait, in",
+    len(recomputed.steps),
+    "+",
+    len(swapped.steps),
+    "steps",
+)
 
 # %% [markdown]
 # **Why not admit requests more carefully?** That is possible: a [watermark](../docs/glossary.md#watermark) keeps some

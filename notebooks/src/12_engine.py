@@ -114,8 +114,8 @@ show(
         BUDGET,
         x_label="step",
     ),
-    "All conversations, to the end. Eight strips reserve the whole budget and leave most of it empty; "
-    "blocks fill it with tokens and are done in a third of the steps.",
+    "All conversations, to the end. Eight strips reserve the whole budget and leave most of it "
+    "empty; blocks fill it with tokens and are done in a third of the steps.",
 )
 
 # %% [markdown]
@@ -134,8 +134,8 @@ guesses = {"conversations": my_conversations, "instructions": my_instructions}
 for name, guess in guesses.items():
     naive = round(SLOTS / TRAFFIC[name].sum(axis=1).mean())
     wrong = {
-        naive: "that is slots over the mean length; but long requests run longer, so those that run "
-        "at any moment are longer than the mean, and hold only a part of what they will"
+        naive: "that is slots over the mean length; but long requests run longer, so those that "
+        "run at a moment are longer than the mean, and hold only a part of what they will"
     }
     compare(guess, round(running[name, "blocks"]), f"{name} at once", wrong)
     (strips, _), (blocks, _) = served[name, "strips"], served[name, "blocks"]
@@ -322,7 +322,9 @@ show(
 )
 del fresh
 few, many = steps.values()
-wrong_weights = {100: "most of it, but each request's own attention, and the head, take their share"}
+wrong_weights = {
+    100: "most of it, but each request's own attention, and the head, take their share"
+}
 answer = round(100 * many["weights"] / sum(many.values()))
 compare(my_weights_percent, answer, "percent for the weights of the layers", wrong_weights)
 
@@ -337,7 +339,8 @@ python_s = many["scheduler"] + many["bookkeeping"]
 say(f"""
     The crowd's step does {decoding / STRIPS:.0f} times the work of the small one in
     {many_s / few_s:.1f} times the time. Scheduler and bookkeeping take
-    {1e6 * python_s / decoding:.0f} µs for each request, {100 * python_s / many_s:.1f} % of the step.
+    {1e6 * python_s / decoding:.0f} µs for each request, {100 * python_s / many_s:.1f} % of the
+    step.
 """)
 
 # %% [markdown]
@@ -488,30 +491,25 @@ assert llm.engine.pool.num_free == llm.engine.pool.num_blocks and not llm.engine
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. The operator doubles the longest length, to 8192. What happens to the requests at once under each policy?</summary>
-#
-# In strips four instead of eight. From blocks nothing, as long as the same requests come.
-# </details>
-#
-# <details><summary>2. All answers become twice as long, prompts stay. Does the number at once halve?</summary>
+# <details><summary>1. All answers become twice as long, prompts stay. Does the number at once halve?</summary>
 #
 # No. A request holds its prompt and half of its answer on average, and only the second part doubles. For conversations
 # with long prompts the number falls a little, for instructions by nearly half.
 # </details>
 #
-# <details><summary>3. At the opening more requests run at once than an hour later. Why?</summary>
+# <details><summary>2. At the opening more requests run at once than an hour later. Why?</summary>
 #
 # They are all new: they hold a prompt and nothing else. Then they grow, all together, the pool runs dry, and the
 # youngest are [preempted](../docs/glossary.md#preemption).
 # </details>
 #
-# <details><summary>4. Twice as many requests at once. Is throughput doubled?</summary>
+# <details><summary>3. Twice as many requests at once. Is throughput doubled?</summary>
 #
 # Only while a step takes as long as before, that is, while reading the weights takes the time. Once multiplying does, a
 # step grows with its rows, and more at once only means that fewer wait.
 # </details>
 #
-# <details><summary>5. The silent model wrote no keys. Why could we believe what it said about memory?</summary>
+# <details><summary>4. The silent model wrote no keys. Why could we believe what it said about memory?</summary>
 #
 # The scheduler decides by lengths and free blocks. Answers end at a given length here, so no token decides anything.
 # The real model then ran as many as the silent one in every step, which an assertion checked.

@@ -71,7 +71,7 @@ table(
 )
 wrong_factor = {
     2.0: "half the bits would be half the memory, were it not for the scales: four "
-        "bytes to each 64 numbers",
+    "bytes to each 64 numbers",
     4.0: "that is 32 bits against 8; the cache had 16",
 }
 compare(my_factor, round(each["bfloat16"] / each["int8"], 2), "times as many tokens", wrong_factor)
@@ -176,8 +176,8 @@ per_token = {
 }
 typical = {which: 100 * float(found.median()) for which, found in per_token.items()}
 wrong_int8 = {
-    0.4: "that is the largest error of one number, half a step of 1/127, against the largest number; "
-    "the other numbers of the vector are smaller, with the same error"
+    0.4: "that is the largest error of one number, half a step of 1/127, against the largest "
+    "number; the other numbers of the vector are smaller, with the same error"
 }
 wrong_fp8 = {
     6.25: "that is the worst case of one number, half of 1/8; typical numbers err by less, and the "

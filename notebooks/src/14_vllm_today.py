@@ -61,7 +61,7 @@ text_table(
 # %%
 gone = [point for point in POINTS if point.lacks]
 wrong_gone = {
-    1: "swapping is the best known; forks went too, for samples and for beams, and the paper's own kernels",
+    1: "swapping is the best known; forks went too, for samples and beams, and its own kernels",
     0: "most ideas are still there, but not all: vLLM's source has no trace of four of them",
 }
 compare(my_parts_gone, len(gone), "parts", wrong_gone)

@@ -218,6 +218,7 @@ def dice_search(prompt, length, width, rows, seed):
     beams.close()
     return beams.sharing.entries, beams.sharing.entries - beams.sharing.blocks
 
+
 # %% tags=["nbval-ignore-output"]
 rows, tiny = torch.cat(sureness), KVStorage(KVSpec(1, 1, 1, torch.float32), 1500, 16)
 PAPER_BEAMS = {

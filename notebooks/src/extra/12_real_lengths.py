@@ -111,10 +111,10 @@ names = ["seconds", speed, "ms of such a step", "TTFT, mean (s)", "TTFT, worst (
 table(["", *names], rows)
 strips_s = last * rows[0][3] / 1e3 + seconds * chats[inside, 0].sum() / computed
 say(f"""
-    With blocks, steps that only decode took {decode_seconds:.1f} s of {seconds:.1f} s; the rest went
-    to steps that compute prompts. The last of the {len(inside)} had its first token after
-    **{max(ttft):.0f} s**. In strips it would be about **{strips_s:.0f} s**, estimated from {number(last)}
-    decode steps and the same prompts.
+    With blocks, steps that only decode took {decode_seconds:.1f} s of {seconds:.1f} s; the rest
+    went to steps that compute prompts. The last of the {len(inside)} had its first token after
+    **{max(ttft):.0f} s**. In strips it would be about **{strips_s:.0f} s**, estimated from
+    {number(last)} decode steps and the same prompts.
 """)
 
 # %% [markdown]

@@ -63,7 +63,8 @@ for cards in (8, 16):
 copies = {n: n * on_each_card(n)[0] / on_each_card(1)[0] for n in (8, 16)}
 say(f"""
     Stored on all cards together, every key is there **{copies[8]:.0f} time** with 8 cards and
-    **{copies[16]:.0f} times** with 16. Twice the cards hold {fits[16] / fits[8]:.2f} times the requests.
+    **{copies[16]:.0f} times** with 16. Twice the cards hold {fits[16] / fits[8]:.2f} times the
+    requests.
 """)
 assert copies == {8: 1, 16: 2}
 
