@@ -417,7 +417,7 @@ assert short > 0.5 and saved_by["chats", 6] > 2 * saved_by["instructions", 6]
 # study shows that shared and private blocks give the same hypotheses.)
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def search(prompt, width, length):
     """The hypotheses at the end, and the percentage of blocks saved."""
     engine = llm.engine
