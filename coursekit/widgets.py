@@ -55,7 +55,9 @@ class Explorable(ipywidgets.VBox):
         data = dict(super()._repr_mimebundle_(**options))
         data["image/png"] = base64.b64encode(self._picture.value).decode()
         data["text/plain"] = f"[run this cell to move the sliders] {self.text}"
-        return data, {"image/png": {"width": int(self._picture.width), "alt": f"{self._shows} {self.text}".strip()}}
+        return data, {
+            "image/png": {"width": int(self._picture.width), "alt": f"{self._shows} {self.text}".strip()}
+        }
 
 
 class Stepper(Explorable):

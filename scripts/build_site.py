@@ -52,7 +52,7 @@ def stage(pattern: str) -> list[str]:
 
 
 def with_texts_of_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Put each picture's text where MyST-NB looks for it: at the cell, not at the output that it is stored in."""
+    """Put each picture's text where MyST-NB looks for it: at the cell, not at the output."""
     for cell in notebook.cells:
         stored = [output.get("metadata", {}).get("image/png", {}) for output in cell.get("outputs", [])]
         texts = [metadata["alt"] for metadata in stored if "alt" in metadata]

@@ -40,7 +40,7 @@ def only_imports(source: str) -> bool:
 
 
 def slide_type(cell: NotebookNode) -> str:
-    """Where a cell stands, in the words of nbconvert: a slide, a slide below it, on the same one, or nowhere."""
+    """Where a cell stands, in nbconvert's words: a slide, one below it, on the same one, or nowhere."""
     if cell.cell_type == "markdown":
         return "slide" if re.match(r"##? ", cell.source) else "subslide"
     installs = "remove-cell" in cell.metadata.get("tags", [])

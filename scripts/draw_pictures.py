@@ -57,11 +57,17 @@ WORDS = {
         "free": "空闲",
     },
 }
-CHINESE_FONTS = ("NotoSansCJK-Regular", "SourceHanSansSC-Regular", "PingFang", "msyh", "wqy-microhei")  # files
+CHINESE_FONTS = (
+    "NotoSansCJK-Regular",
+    "SourceHanSansSC-Regular",
+    "PingFang",
+    "msyh",
+    "wqy-microhei",
+)  # files
 
 
 def measure_growth(model: Any, spec: KVSpec) -> list[tuple[int, int]]:
-    """(tokens, bytes) pairs: the bytes of a cache full of NaN that the model has written over, as in lesson 02."""
+    """(tokens, bytes) pairs: bytes of a cache full of NaN that the model has written over (lesson 02)."""
     storage = KVStorage(spec, LENGTHS[-1] // BLOCK_SIZE, BLOCK_SIZE)
     for tensor in storage.tensors:
         tensor.fill_(torch.nan)
@@ -76,7 +82,7 @@ def measure_growth(model: Any, spec: KVSpec) -> list[tuple[int, int]]:
 
 
 def measure_blocks(model: Any) -> dict[str, Any]:
-    """A small pool in service: the first request whose blocks are scattered and can be joined without crossings."""
+    """A small pool in service: the first request with scattered blocks that lines can join uncrossed."""
     llm = LLM(
         model,
         num_blocks=NUM_BLOCKS,
@@ -147,7 +153,10 @@ def draw(measured: dict[str, Any], suffix: str, font: str) -> None:
 def main() -> int:
     chinese = chinese_font()
     if chinese is None:
-        print(f"pictures: no font with Chinese signs found, looked for {', '.join(CHINESE_FONTS)}", file=sys.stderr)
+        print(
+            f"pictures: no font with Chinese signs found, looked for {', '.join(CHINESE_FONTS)}",
+            file=sys.stderr,
+        )
         return 1
     model = load_model("smollm2-135m", dtype=torch.bfloat16)
     spec = KVSpec.from_model(model.config, torch.bfloat16)

@@ -1,6 +1,6 @@
-"""Packages of the npm registry that pages carry: fetched, checked by hash, kept in `build/` for the next time.
+"""Packages of the npm registry that pages carry: fetched, checked by hash, kept in `build/`.
 
-The pages of the site and the slides must ask no other machine for anything, so what they need lies beside them.
+The pages of the site and the slides must ask no other machine for anything: what they need lies beside them.
 """
 
 import base64

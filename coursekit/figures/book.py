@@ -39,7 +39,16 @@ def growth(
     axes.plot(x, y, "o", color=INK, markersize=4.5, gid="points", clip_on=False, zorder=3)
     style = {"fontfamily": font}
     high, low = 0.62 * last, 0.5 * last
-    label(axes, high, high * bytes_per_token / MIB, words["formula"], offset=(-8, 6), ha="right", color=BLUE, **style)
+    label(
+        axes,
+        high,
+        high * bytes_per_token / MIB,
+        words["formula"],
+        offset=(-8, 6),
+        ha="right",
+        color=BLUE,
+        **style,
+    )
     label(axes, low, low * bytes_per_token / MIB, words["measured"], offset=(12, -8), va="top", **style)
     axes.set_xlim(0, 1.02 * last)
     axes.set_ylim(bottom=0)
@@ -50,10 +59,10 @@ def growth(
 
 
 def lanes(table: Sequence[int]) -> list[bool] | None:
-    """For each entry, whether its line enters its block from above (else from below) when no two lines may cross.
+    """For each entry, whether its line reaches its block from above (else from below), so that none cross.
 
-    None when that cannot be: the rows of the blocks must not go up again, and within a row the lines that come
-    from above must go ever less far, those from below ever farther.
+    None when that cannot be: the rows of the blocks must not go up again, and within a row the lines that
+    come from above must go ever less far, those from below ever farther.
     """
     rows = [block // COLUMNS for block in table]
     if rows != sorted(rows):
@@ -78,7 +87,7 @@ def strip_and_blocks(
     words: Mapping[str, str],
     font: str,
 ) -> Figure:
-    """Left one contiguous strip, right the same memory in blocks, joined to their table by lines that cross nothing.
+    """Left one contiguous strip, right the same memory in blocks, joined to their table without crossings.
 
     Args:
         table: physical block of each logical block of the request; `lanes` must find a way for it.
@@ -149,8 +158,15 @@ def _draw_pool(
         else:
             lane, end = y + BOX + GUTTER * 0.5 * place / (len(same) + 1), y + BOX
         middle = x + WIDTH / 2
-        points = [(TABLE_X + TABLE_WIDTH, entry + ENTRY / 2), (CHANNEL_X, lane), (middle, lane), (middle, end)]
-        axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, gid=f"join:{logical}:{block}", zorder=4)
+        points = [
+            (TABLE_X + TABLE_WIDTH, entry + ENTRY / 2),
+            (CHANNEL_X, lane),
+            (middle, lane),
+            (middle, end),
+        ]
+        axes.plot(
+            *zip(*points, strict=True), color=INK, linewidth=0.9, gid=f"join:{logical}:{block}", zorder=4
+        )
         axes.plot(middle, end, "o", color=INK, markersize=3, zorder=5)
 
 

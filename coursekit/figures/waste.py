@@ -134,5 +134,7 @@ def _box(axes: Axes, x: float, width: float, y: float, color: str, gid: str, hei
 
 def _outline(axes: Axes, x: float, width: float, y: float, height: float, gid: str) -> None:
     """The request that waits: blue and hollow, so that what lies under it can be seen."""
-    shape = Rectangle((x, y), width, height, facecolor="none", edgecolor=BLUE, linewidth=1.4, zorder=5, gid=gid)
+    shape = Rectangle(
+        (x, y), width, height, facecolor="none", edgecolor=BLUE, linewidth=1.4, zorder=5, gid=gid
+    )
     axes.add_patch(shape)

@@ -382,7 +382,7 @@ assert 136 * 2 % 16 == 0  # they would lie well
 # %% [markdown]
 # ## The picture
 #
-# The programs of the decode launch above. Each strip is a program, and here one of them is blue. Each piece of a strip is a tile, pale
+# The programs of the decode launch above. Each bar is a program, and here one of them is blue. Each piece of a bar is a tile, pale
 # where lanes have nothing to do.
 
 # %%
@@ -395,7 +395,7 @@ figure = program_grid(LENGTHS, num_heads=HEADS, queries_per_kv=3, tile=16, chose
 tiles = [triton.cdiv(n, 16) for n in LENGTHS]
 show(
     figure,
-    f"{len(LENGTHS) * HEADS} programs as horizontal strips, nine for each sequence. Sequences of "
+    f"{len(LENGTHS) * HEADS} programs as horizontal bars, nine for each sequence. Sequences of "
     f"{LENGTHS} keys take {tiles} tiles; the last tile of each is partly pale.",
 )
 print(len(LENGTHS) * HEADS, "programs")

@@ -9,7 +9,19 @@ from checkout import ROOT
 from coursekit.figures.book import COLUMNS, growth, lanes, strip_and_blocks
 
 WORDS = dict.fromkeys(
-    ["strip", "blocks", "tokens", "reserved", "table", "this", "other", "free", "memory", "formula", "measured"],
+    [
+        "strip",
+        "blocks",
+        "tokens",
+        "reserved",
+        "table",
+        "this",
+        "other",
+        "free",
+        "memory",
+        "formula",
+        "measured",
+    ],
     "word",
 )
 MEASURED = json.loads((ROOT / "docs/images/measured.json").read_text())
@@ -56,7 +68,11 @@ def test_the_lines_cross_neither_each_other_nor_a_block(table):
         assert not any(cross(a, b) for a in pieces(one) for b in pieces(other))
     for name, line in lines.items():
         for gid, box in marks(figure, "block:").items():
-            (left, top), right, bottom = box.get_xy(), box.get_x() + box.get_width(), box.get_y() + box.get_height()
+            (left, top), right, bottom = (
+                box.get_xy(),
+                box.get_x() + box.get_width(),
+                box.get_y() + box.get_height(),
+            )
             diagonals = [((left, top), (right, bottom)), ((left, bottom), (right, top))]
             hit = any(cross(piece, diagonal) for piece in pieces(line) for diagonal in diagonals)
             assert not hit, f"{name} runs through {gid}"

@@ -1,4 +1,4 @@
-"""What holds for every lesson and study, read from its stored notebook. Running them again is nbval's part."""
+"""What holds for every lesson and study, read from its stored notebook. nbval runs them again."""
 
 import ast
 import re

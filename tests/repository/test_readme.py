@@ -45,7 +45,9 @@ def test_speed_and_memory_beside_vllm_are_those_that_were_recorded():
 def test_hours_are_those_of_the_teaching_guide():
     stated = re.search(r"about (\d+) hours: (\d+) lessons of 15 to 50 minutes, and (\d+) exercises", README)
     table = (ROOT / "docs/teaching.md").read_text()
-    total = re.search(r"^\| \*\*all\*\* \| \*\*(\d+):(\d+)\*\* \| (\d+) tasks \| \*\*(\d+):(\d+)\*\*", table, re.MULTILINE)
+    total = re.search(
+        r"^\| \*\*all\*\* \| \*\*(\d+):(\d+)\*\* \| (\d+) tasks \| \*\*(\d+):(\d+)\*\*", table, re.MULTILINE
+    )
     assert stated is not None and total is not None
     hours, minutes, tasks, more_hours, more_minutes = map(int, total.groups())
     assert abs(hours + more_hours + (minutes + more_minutes) / 60 - int(stated[1])) <= 2

@@ -120,7 +120,9 @@ slides = load("scripts/build_slides.py")
 
 def lesson(*sources):
     cells = [
-        nbformat.v4.new_code_cell(source[1:]) if source.startswith("!") else nbformat.v4.new_markdown_cell(source)
+        nbformat.v4.new_code_cell(source[1:])
+        if source.startswith("!")
+        else nbformat.v4.new_markdown_cell(source)
         for source in sources
     ]
     return nbformat.v4.new_notebook(cells=cells)
@@ -137,7 +139,12 @@ def test_a_section_is_a_column_of_slides_and_each_text_one_of_them():
 
 def test_a_heading_in_the_middle_of_a_text_begins_a_slide_of_its_own():
     notebook = slides.with_slides(lesson("# 01 · A", "The end.\n\n## Next\n\nWords.\n\n### Third"))
-    assert [cell.source.splitlines()[0] for cell in notebook.cells] == ["# 01 · A", "The end.", "## Next", "### Third"]
+    assert [cell.source.splitlines()[0] for cell in notebook.cells] == [
+        "# 01 · A",
+        "The end.",
+        "## Next",
+        "### Third",
+    ]
     assert types(notebook) == ["slide", "subslide", "slide", "subslide"]
 
 
@@ -145,7 +152,12 @@ def test_imports_and_the_code_of_a_picture_are_left_out_of_slides():
     notebook = lesson("# 01 · A", "!import os", "!show(figure)", "!import os\nprint(1)")
     notebook.cells[2].outputs = [nbformat.v4.new_output("display_data", {"image/png": "AAAA"})]
     assert types(slides.with_slides(notebook)) == ["slide", "skip", "-", "-"]
-    assert ["picture" in cell.metadata.get("tags", []) for cell in notebook.cells] == [False, False, True, False]
+    assert ["picture" in cell.metadata.get("tags", []) for cell in notebook.cells] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_slides_lead_to_slides_and_ask_no_other_machine():
