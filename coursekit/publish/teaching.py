@@ -48,7 +48,8 @@ def lesson_minutes() -> dict[str, int]:
     """Minutes that a lesson says it takes, by number."""
     found = {}
     for source in find_sources(Path("notebooks")):
-        minutes = re.search(r"^# About (\d+) minutes", source.read_text(encoding="utf-8"), re.MULTILINE)
+        said = re.compile(r"^# (?:About|.*This lesson) (\d+) minutes", re.MULTILINE)
+        minutes = said.search(source.read_text(encoding="utf-8"))
         if minutes is None:
             raise ValueError(f"{source} does not say how long it takes")
         found[source.name[:2]] = int(minutes[1])
