@@ -1,7 +1,7 @@
 """What a step of a running engine spends its time on, beside the same step without clocks.
 
-On a CPU with a C++ compiler and AVX-512 all layers of the model are one call, in which there is no place for
-a clock. So a watched step calls layer by layer, and `take_turns` sets it beside steps that run as usual.
+On most CPUs with a C++ compiler all layers of the model are one call, in which there is no place for a clock.
+So a watched step calls layer by layer, and `take_turns` sets it beside steps that run as usual.
 """
 
 import time

@@ -307,8 +307,8 @@ Explorable({"conversations_that_fit": fit}, draw)
 # More requests at once make a step longer. By how much, and what takes the time? Now clocks go around the parts, for a
 # few more steps of the same two engines, with eight requests and with the crowd.
 #
-# **One thing has to be switched off for that.** On a CPU with a C++ compiler and AVX-512, all layers of the model are
-# one call, and there is no place for a clock in it. So the watched steps call layer by layer, which gives the same
+# **One thing has to be switched off for that.** On most CPUs with a C++ compiler, all layers of the model are one call,
+# and there is no place for a clock in it. So the watched steps call layer by layer, which gives the same
 # numbers, more slowly; and `take_turns` times the other ways in between.
 
 # %%

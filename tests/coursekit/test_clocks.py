@@ -4,7 +4,7 @@ import pytest
 
 from coursekit.clocks import PARTS, WAYS, take_turns, timed_step
 from minipaged import LLM, SamplingParams
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 

@@ -25,9 +25,9 @@ show_source(accelerate)
 # |:--|:--|:--|
 # | a key goes to its slot (04, 05) | `LayerKV.write` in `cache/storage.py` | `write_kv` in `csrc/layers.cpp` |
 # | one query reads through the table (05, 07) | `attend_gathered` in `attention/torch_backend.py` | `csrc/decode.cpp` |
-# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, with AVX-512; else torch's |
-# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` with AVX-512; else oneDNN's products |
-# | the greedy token | the sampler, from logits | with AVX-512 in the head's product, without logits |
+# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, if our products are the faster; else torch's |
+# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` or oneDNN's products: what `calibrate.py` measured to be faster |
+# | the greedy token | the sampler, from logits | in the head's product, if it is ours, without logits |
 #
 # The two choose the same tokens, here in float32, where rounding is small. `attention_backend="torch"` takes the folder
 # away. (So does a machine without a compiler; `CXX=false` pretends to be one.) The last column is the [time per output
