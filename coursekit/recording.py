@@ -7,14 +7,16 @@ recorded here plays in the same player: `coursekit.player` makes a page or a not
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
+from minipaged.engine.output_processor import StepRecord
 from minipaged.serve.snapshot import FORMAT, VERSION, Camera
 
 MAX_BYTES = 4 << 20
@@ -101,12 +103,23 @@ def record(
         yield recording
     finally:
         engine.on_step = None
-        last = json.loads(frame())  # how the run ended
-        recording.lines.append(_line(last | ({"left_out": left_out} if left_out else {})))
+        end = json.loads(frame())  # what the last step left, as if it were one more
+        if in_steps and "index" in end:
+            end["time"] += 1.0
+        recording.lines.append(_line(end | ({"left_out": left_out} if left_out else {})))
 
 
 def _line(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def from_trace(llm: LLM, trace: Iterable[StepRecord] | None = None) -> Recording:
+    """`llm.trace`, or a part of it, as a recording of a run that is over: counts and curves, no blocks."""
+    lines, generated = [_line(Camera(llm.engine, "blocks", llm.name).header())], 0
+    for step in llm.trace if trace is None else trace:
+        generated += step.decode_tokens
+        lines.append(_line({"lane": "blocks", **asdict(step), "generated": generated}))
+    return Recording(lines)
 
 
 # Reading
@@ -144,13 +157,9 @@ class Lane:
         """Of the last frame."""
 
     @property
-    def refs(self) -> dict[int, int]:
+    def refs(self) -> Counter[int]:
         """Block -> how many tables list it."""
-        counts: dict[int, int] = {}
-        for sequence in self.sequences.values():
-            for block in sequence.blocks:
-                counts[block] = counts.get(block, 0) + 1
-        return counts
+        return Counter(block for sequence in self.sequences.values() for block in sequence.blocks)
 
     def apply(self, frame: dict[str, Any]) -> None:
         self.events = []
@@ -164,24 +173,25 @@ class Lane:
                 setattr(one, key, change.get(key, getattr(one, key)))
             if change.get("status") in ("preempted", "swapped"):
                 self.events.append(Event("preempted", name))
-        refs = self.refs
+        gone = frame.get("gone", [])
+        refs = Counter(b for name, one in self.sequences.items() if name not in gone for b in one.blocks)
         for name, change in frame.get("sequences", {}).items():
             if "blocks" in change:
                 self.events += self._table_events(name, tables.get(name, []), change, frame, refs)
         self.published |= {int(block): name for block, name in frame.get("published", {}).items()}
         for block in frame.get("unpublished", []):
             del self.published[block]
-        for name in frame.get("gone", []):
+        for name in gone:
             del self.sequences[name]
         self.frame |= frame
 
     def _table_events(
-        self, name: str, before: list[int], change: dict[str, Any], frame: dict[str, Any], refs: dict[int, int]
+        self, name: str, before: list[int], change: dict[str, Any], frame: dict[str, Any], refs: Counter[int]
     ) -> Iterator[Event]:
         after, request = self.sequences[name].blocks, name.rpartition("/")[0]
-        if before and change["from"] == len(before) - 1 and refs.get(before[-1]) and after:
-            if after[len(before) - 1] != before[-1]:
-                yield Event("copy", name, (before[-1], after[len(before) - 1]))
+        tail = len(before) - 1
+        if before and change["from"] == tail < len(after) and after[tail] != before[tail] and refs[before[tail]]:
+            yield Event("copy", name, (before[tail], after[tail]))
         if before or not after:
             return
         siblings = [

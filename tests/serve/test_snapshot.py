@@ -9,7 +9,6 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make s
 from tiny import tiny_llm
 
 from minipaged.sampling_params import SamplingParams
-from minipaged.serve.player import player_page
 from minipaged.serve.snapshot import Camera, recording, rows, write_trace
 from minipaged.serve.users import MIXES, user_prompt
 
@@ -83,13 +82,6 @@ def test_a_trace_can_be_written_after_the_run(tmp_path):
     header, *frames = [json.loads(line) for line in file.read_text().splitlines()]
     assert header["format"] == "minipaged-recording"
     assert [frame["blocks_held"] for frame in frames] == [step.blocks_held for step in llm.trace]
-
-
-def test_a_player_page_holds_the_recording_and_asks_for_nothing(tmp_path):
-    page = player_page('{"model": "</script><b>"}\n')
-    assert "</script><b>" not in page and "\\u003c/script>" in page
-    assert "src=" not in page and 'rel="stylesheet"' not in page
-    assert "page/frames" not in page, "it has the player, not the feed"
 
 
 def test_users_have_the_lengths_of_the_courses_mixes():

@@ -24,7 +24,7 @@ class Lane {
     this.header = header;
     this.sequences.clear();
     this.published.clear();
-    this.anew = true;
+    this.anew = this.history.length > 0;
   }
 
   apply(frame) {
@@ -62,7 +62,7 @@ class Lane {
   notice(frame, before) {  // forks, copies, hits and preemptions, as the changes of the tables show them
     const say = (...event) => { this.events.unshift([frame.index, ...event]); this.events.length = Math.min(8, this.events.length); };
     for (const name of frame.gone || []) say("ended", name, this.sequences.get(name)?.blocks.length ?? 0);
-    const owners = this.owners();
+    const owners = this.owners(frame.gone);
     for (const [name, change] of Object.entries(frame.sequences || {})) {
       const old = before.get(name), now = this.sequences.get(name).blocks, tail = old.length - 1;
       if (change.status === "preempted" || change.status === "swapped") say("gaveWay", name, old.length);
@@ -80,10 +80,10 @@ class Lane {
     }
   }
 
-  owners() {  // block -> [[sequence name, its place in that table], …]
+  owners(gone = []) {  // block -> [[sequence name, its place in that table], …]
     const owners = new Map();
     for (const [name, s] of this.sequences)
-      s.blocks.forEach((block, place) => {
+      if (!gone.includes(name)) s.blocks.forEach((block, place) => {
         const at = owners.get(block);
         if (at) at.push([name, place]); else owners.set(block, [[name, place]]);
       });
@@ -302,7 +302,7 @@ function drawCurves(colour) {
   const [c, width] = fit($("curves"), 190), lane = lanes.values().next().value, history = lane ? lane.history : [], w = word();
   if (history.length < 2) return;
   const steps = lane.header.clock === "steps", end = history.at(-1).time, start = Math.max(history[0].time, end - (steps ? 400 : 120));
-  const left = 44, right = width - (width < 500 ? 96 : 128), top = 12, bottom = 160, shown = history.filter((h) => h.time >= start);
+  const left = 44, right = width - (width < 500 ? 106 : 128), top = 12, bottom = 160, shown = history.filter((h) => h.time >= start);
   const x = (t) => left + (t - start) / Math.max(1e-9, end - start) * (right - left), span = steps ? 8 : 1;
   let first = 0;
   const rates = shown.map((h, i) => {
@@ -353,6 +353,7 @@ function draw() {
     drawPool(lane, v, colour);
     drawTable(lane, v);
   }
+  document.documentElement.classList.toggle("two", lanes.size > 1);
   drawBlock();
   drawRequests();
   drawEvents();
