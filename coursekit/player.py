@@ -18,8 +18,8 @@ from pathlib import Path
 from coursekit.recording import Recording, moments
 
 MAX_OUTPUT_BYTES = 200_000
-"""Most that a cell's output may add to its notebook. The page itself takes 17 kB of it, and the longest run of
-the lessons, 48 chats, some 40: whoever needs more has recorded more steps than a reader will look at."""
+"""Most that a cell's output may add to its notebook. The page itself takes 17 kB of it, ten chats in 400
+steps some 25: whoever needs more has recorded more steps than a reader will look at."""
 
 INFLATE = (
     "Promise.resolve(Uint8Array.from(atob(document.currentScript.dataset.page),c=>c.charCodeAt(0)))"

@@ -190,12 +190,15 @@ class Lane:
     ) -> Iterator[Event]:
         after, request = self.sequences[name].blocks, name.rpartition("/")[0]
         tail = len(before) - 1
-        if before and change["from"] == tail < len(after) and after[tail] != before[tail] and refs[before[tail]]:
+        replaced = bool(before) and change["from"] == tail < len(after) and after[tail] != before[tail]
+        if replaced and refs[before[tail]]:
             yield Event("copy", name, (before[tail], after[tail]))
         if before or not after:
             return
         siblings = [
-            one for other, one in self.sequences.items() if other != name and other.rpartition("/")[0] == request
+            one
+            for other, one in self.sequences.items()
+            if other != name and other.rpartition("/")[0] == request
         ]
         shared = [block for block in after if any(block in sibling.blocks for sibling in siblings)]
         if shared and not name.endswith("/0"):

@@ -24,13 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = "smollm2-135m"
 STRIP = 512
 NUM_STRIPS = 5
-"""`minipaged demo`: 64 MiB for keys and values in 16 bits hold five strips of 512 tokens, or 182 blocks of 16."""
+"""As in `minipaged demo`: 64 MiB of keys and values in 16 bits are five strips of 512 tokens."""
 NUM_BLOCKS = 182
+"""Of 16 tokens, in the same 64 MiB."""
 
 LIBRARY = (
-    "You are the assistant of a small public library. Answer in one or two short sentences. Be friendly, and "
-    "never invent a book. The library is open from nine to six on weekdays and from ten to four on Saturdays. "
-    "Books may be kept for four weeks, films for one week. A book that comes back late costs ten cents a day."
+    "You are the assistant of a small public library. Answer in one or two short sentences. Be friendly, "
+    "and never invent a book. The library is open from nine to six on weekdays and from ten to four on "
+    "Saturdays. Books may be kept for four weeks, films for one week. A book that comes back late costs ten cents a day."
 )
 QUESTIONS = (
     "When do you open on Saturday?",
@@ -41,9 +42,9 @@ QUESTIONS = (
     "How long may I use a computer?",
 )
 LONG = (
-    "A library keeps its books on many short shelves, and a card in the catalogue lists the shelves that hold "
-    "each book. When a reader asks for a book, nobody clears one long shelf for it in advance. The next free "
-    "shelf will do, wherever it stands, because the card remembers. "
+    "A library keeps its books on many short shelves, and a card in the catalogue lists the shelves that "
+    "hold each book. When a reader asks for a book, nobody clears one long shelf for it in advance. The "
+    "next free shelf will do, wherever it stands, because the card remembers. "
 )
 
 
@@ -168,7 +169,11 @@ def recorded_runs(folder: Path) -> dict[str, Recording]:
 def _code() -> str:
     """A digest of all that a run depends on."""
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "minipaged").rglob("*.py")), ROOT / "coursekit/recording.py", Path(__file__)]:
+    for path in [
+        *sorted((ROOT / "minipaged").rglob("*.py")),
+        ROOT / "coursekit/recording.py",
+        Path(__file__),
+    ]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -7,9 +7,9 @@ A page names a run, a moment and a sequence:
     pick: sea/1
     ```
 
-and its text has names in braces, `{copies}` or `{strips.most_running}`, for what the recording says up to that
-moment; `Facts` lists them. So no number of the tour is typed. A moment is `first` and the kind of an `Event`,
-`step` and a number, `most running` or `end`.
+and its text has names in braces, `{copy}` or `{strips.most_running}`, for what the recording says up to
+that moment; `Facts` lists them. So no number of the tour is typed. A moment is `first` and the kind of an
+`Event`, `step` and a number, `most running` or `end`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from coursekit.recording import Lane, Recording, moments
 DIRECTIVE = re.compile(r"```\{player\} (\w+)\n(.*?)```\n", re.DOTALL)
 NAME = re.compile(r"\{([a-z_]+(?:\.[a-z_]+)?)\}")
 PICTURE = re.compile(r'<section id="the-picture">.*?</h2>', re.DOTALL)
-WORDS = "A run of the engine, recorded when this page was made: play it, step, drag, pick a request, point at a block."
+WORDS = "A run of the engine, recorded for this page: play it, drag it, pick a request, point at a block."
 Values = dict[str, int | float | str]
 
 # lesson that shows its recorded run on the site -> the step it begins at, the sequence whose table is drawn
@@ -175,7 +175,7 @@ def with_player(body: str, frame: str) -> str:
 
 
 def render(text: str, runs: Mapping[str, Recording]) -> str:
-    """A page of the tour as the site shows it: player in, numbers in. Raises ValueError for an unknown name."""
+    """A page of the tour with its player and its numbers. Raises ValueError for an unknown name."""
     found = DIRECTIVE.search(text)
     if found is None:
         return text

@@ -50,7 +50,10 @@ python_maximum_signature_line_length = 100
 html_theme = "sphinx_book_theme"
 html_title = project
 LAID_BESIDE = ["mathjax", "players"]  # by scripts/build_site.py
-html_static_path = ["static", *(f"../../build/site/{name}" for name in LAID_BESIDE if (ROOT / "build/site" / name).exists())]
+html_static_path = [
+    "static",
+    *(f"../../build/site/{name}" for name in LAID_BESIDE if (ROOT / "build/site" / name).exists()),
+]
 html_css_files = ["site.css"]
 html_sourcelink_suffix = ""
 html_context = {"default_mode": "auto"}  # light or dark as the system says; without it the theme complains

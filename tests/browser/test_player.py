@@ -1,4 +1,4 @@
-"""The player in Chromium: it plays, steps and drags a recorded run, joins tables to blocks, and is usable by all."""
+"""The player in Chromium: it plays, steps and drags a recorded run, and everybody can use it."""
 
 import json
 import re
@@ -69,7 +69,8 @@ def known(page):
     """What the player knows: sequence -> [status, stored, blocks]."""
     page.wait_for_function(DRAWN)
     return page.evaluate(
-        "Object.fromEntries([...lanes.get('blocks').sequences].map(([n, s]) => [n, [s.status, s.stored, s.blocks]]))"
+        "Object.fromEntries([...lanes.get('blocks').sequences]"
+        ".map(([name, s]) => [name, [s.status, s.stored, s.blocks]]))"
     )
 
 
@@ -87,7 +88,9 @@ def place(page):
 
 def drag_to(page, step):
     page.evaluate(
-        "(to) => { const s = document.getElementById('slider'); s.value = to; s.dispatchEvent(new Event('input')); }", step
+        "(to) => { const slider = document.getElementById('slider');"
+        " slider.value = to; slider.dispatchEvent(new Event('input')); }",
+        step,
     )
 
 
@@ -126,7 +129,9 @@ def test_a_picked_request_is_joined_to_each_of_its_blocks(opened, run):
     opened.wait_for_function("document.querySelectorAll('.lane path').length > 0")
     name = opened.evaluate("picked")
     blocks = recorded(run, 3)[name][2]
-    assert opened.locator(".table li").all_inner_texts() == [f"{i} → {block}" for i, block in enumerate(blocks)]
+    assert opened.locator(".table li").all_inner_texts() == [
+        f"{i} → {block}" for i, block in enumerate(blocks)
+    ]
     ends = opened.evaluate("""() => {
         const v = views.get("blocks"), box = v.root.getBoundingClientRect(), pool = v.canvas.getBoundingClientRect(), size = v.places.size;
         return [...document.querySelectorAll(".lane path")].map((path) => {
@@ -172,7 +177,9 @@ def test_it_names_the_forks_copies_and_preemptions_that_the_recording_has(opened
             kind = {"preempted": "gaveWay"}.get(event.kind, event.kind)
             expected[kind] = expected.get(kind, 0) + 1
         drag_to(opened, step)
-        found = opened.evaluate("lanes.get('blocks').events.filter((e) => e[0] === lanes.get('blocks').frame.index)")
+        found = opened.evaluate(
+            "lanes.get('blocks').events.filter((e) => e[0] === lanes.get('blocks').frame.index)"
+        )
         for _, kind, *_ in found if len(found) < 8 else []:
             seen[kind] = seen.get(kind, 0) + 1
     assert expected["fork"] >= 2 and expected["copy"] >= 2 and expected["gaveWay"] >= 1
@@ -207,16 +214,16 @@ def test_a_phone_needs_no_sideways_scrolling_in_either_language(opened):
 
 def test_in_a_notebook_it_inflates_takes_its_height_and_follows_the_page(page, run, tmp_path):
     file = tmp_path / "cell.html"
-    file.write_text(
-        f"<!doctype html><html data-theme='dark'><body>{Player(run, step=2, pick='llm-0/1').html}</body></html>"
-    )
+    player = Player(run, step=2, pick="llm-0/1")
+    file.write_text(f"<!doctype html><html data-theme='dark'><body>{player.html}</body></html>")
     page.goto(file.as_uri())
     inside = "document.querySelector('iframe').contentWindow"
     page.wait_for_function(f"{inside}.document.querySelectorAll('.lane path').length > 0")
     assert page.evaluate(f"{inside}.document.getElementById('slider').value") == "2"
     assert page.evaluate(f"{inside}.document.documentElement.dataset.theme") == "dark"
     page.wait_for_function(
-        f"Math.abs(document.querySelector('iframe').clientHeight - {inside}.document.body.scrollHeight - 8) <= 2"
+        "Math.abs(document.querySelector('iframe').clientHeight - 8"
+        f" - {inside}.document.body.scrollHeight) <= 2"
     )
 
 

@@ -13,12 +13,15 @@ from coursekit.player import MAX_OUTPUT_BYTES, Player, player_page
 from coursekit.recording import Recording
 from minipaged.serve.snapshot import FORMAT, VERSION
 
-HEADER = {"format": FORMAT, "version": VERSION, "lane": "blocks", "model": "m", "num_blocks": 4, "block_size": 4,
-          "bytes_per_block": 64}  # fmt: skip
+HEADER = {"format": FORMAT, "version": VERSION, "lane": "blocks", "model": "m", "num_blocks": 4,
+          "block_size": 4, "bytes_per_block": 64}  # fmt: skip
 
 
 def run(*texts):
-    frames = [{"lane": "blocks", "index": i, "sequences": {"a/0": {"tokens": [text]}}} for i, text in enumerate(texts)]
+    frames = [
+        {"lane": "blocks", "index": i, "sequences": {"a/0": {"tokens": [text]}}}
+        for i, text in enumerate(texts)
+    ]
     return Recording([json.dumps(value) for value in (HEADER, *frames)])
 
 

@@ -1,4 +1,4 @@
-"""The tour: one idea a page, every number from a recording, each page leading to its lesson and to the next."""
+"""The tour: one idea a page, every number from a recording, a way to its lesson and to the next page."""
 
 import re
 from urllib.parse import parse_qs
@@ -39,7 +39,9 @@ def test_page_has_its_parts_and_no_typed_number(page):
     run, options = DIRECTIVE.search(text).groups()
     assert run in RUNS and "moment: " in options
     assert re.search(r"^\*\*.*\?\*\*$", text, re.MULTILINE), "its question"
-    assert re.search(r"<details><summary>.*\?</summary>\n\n.+\n\n</details>", text), "a question and its answer"
+    assert re.search(r"<details><summary>.*\?</summary>\n\n.+\n\n</details>", text), (
+        "a question and its answer"
+    )
     prose = re.sub(r"lesson \d\d", "", LINK.sub("]", DIRECTIVE.sub("", text)))
     assert not re.search(r"\d", prose), "numbers are computed from the recording"
     here = PAGES.index(page)
@@ -65,7 +67,8 @@ def test_facts_are_those_of_the_moment(samples):
 
 
 def test_moments_are_found_or_refused(samples):
-    assert [find_moment(samples, name) for name in ("first fork", "first copy", "step 3", "end")] == [0, 1, 3, 5]
+    steps = [find_moment(samples, name) for name in ("first fork", "first copy", "step 3", "end")]
+    assert steps == [0, 1, 3, 5]
     for moment in ("first preempted", "step 99"):
         with pytest.raises(ValueError, match=f"no moment '{moment}'; it has 6 steps"):
             find_moment(samples, moment)
@@ -79,12 +82,12 @@ def test_a_page_gets_its_player_and_its_numbers(samples):
     start = re.search(r'src="../../_static/player/09.html#([^"]*)"', shown)[1].replace("&amp;", "&")
     assert parse_qs(start) == {"step": ["1"], "pick": ["llm-0/1"]}
     assert shown.endswith("3 of 16.\n")
-    with pytest.raises(ValueError, match="no number {shares}"):
+    with pytest.raises(ValueError, match=r"no number \{shares\}"):
         render(page + "{shares}", {"09": samples})
 
 
 def test_lessons_get_their_player_below_the_picture():
-    body = '<section id="the-picture">\n<h2>The picture<a href="#the-picture">#</a></h2>\n<p>text</p></section>'
+    body = '<section id="the-picture">\n<h2>The picture<a href="#x">#</a></h2>\n<p>text</p></section>'
     assert re.search(r"</h2>\n<p>A run.*</p>\nFRAME\n\n<p>text", with_player(body, "FRAME"))
     with pytest.raises(ValueError, match="no section"):
         with_player("<p>text</p>", "FRAME")

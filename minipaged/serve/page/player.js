@@ -309,6 +309,7 @@ function drawCurves(colour) {
     while (first < i - 1 && h.time - shown[first].time > span) first++;
     return first < i ? (h.made - shown[first].made) / (h.time - shown[first].time) : 0;
   });
+  rates[0] = rates[1];
   const most = Math.max(1, ...rates), labels = [];
   c.font = "12px system-ui, sans-serif";
   c.strokeStyle = colour.pale; c.lineWidth = 1; c.fillStyle = colour.grey;

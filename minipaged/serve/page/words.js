@@ -7,7 +7,7 @@ const WORDS = {
     blocks: (h) => `Blocks of ${h.block_size} tokens`,
     stripsOf: (h) => `Strips of ${h.block_size} tokens`,
     atOnce: "running",
-    counts: (f, most) => `at most ${most} · ${f.waiting} waiting · preempted ${f.preemptions} times`,
+    counts: (f, most) => `at most ${most} · ${f.waiting} waiting · ${f.preemptions} preemptions`,
     poolLabel: (lane) => `The block pool: ${lane}. Arrow keys move from block to block, Enter picks the request.`,
     tokens: "holds tokens", some: "the fainter, the emptier", shared: "shared", cached: "cached, can be found again",
     free: "free", reserved: "reserved, empty", tableOf: (name) => `Block table of ${name}`,
