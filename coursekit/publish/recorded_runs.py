@@ -75,7 +75,7 @@ def serve(llm: LLM, calls: Sequence[Call], *, lane: str = "blocks", steps: int =
     return run
 
 
-def make_llm(**settings: object) -> LLM:
+def smollm2(**settings: object) -> LLM:
     plain = {"dtype": "float32", "max_model_len": STRIP, "max_num_batched_tokens": 2048, "watermark": 0.0}
     return LLM(MODEL, **(plain | settings))
 
@@ -90,32 +90,32 @@ def chats(count: int) -> list[Call]:
 
 def one_request() -> Recording:
     """Lessons 01 and 02: one prompt and its answer."""
-    llm = make_llm(num_blocks=12, enable_prefix_caching=False)
+    llm = smollm2(num_blocks=12, enable_prefix_caching=False)
     return serve(llm, [Call("poem", "Write a short poem about the sea.", 60)])
 
 
 def block_tables() -> Recording:
     """Lesson 04: ten chats in forty blocks."""
-    return serve(make_llm(num_blocks=40, enable_prefix_caching=False), chats(10), steps=140)
+    return serve(smollm2(num_blocks=40, enable_prefix_caching=False), chats(10), steps=140)
 
 
 def chunks() -> Recording:
     """Lesson 08: a long prompt arrives while two requests decode."""
-    llm = make_llm(num_blocks=48, enable_prefix_caching=False, max_num_batched_tokens=64, max_num_seqs=8)
+    llm = smollm2(num_blocks=48, enable_prefix_caching=False, max_num_batched_tokens=64, max_num_seqs=8)
     short = [Call("short-1", QUESTIONS[0], 24), Call("short-2", QUESTIONS[1], 24)]
     return serve(llm, [*short, Call("long", LONG * 5, 12, arrives=4)])
 
 
-def samples() -> Recording:
+def four_samples() -> Recording:
     """Lesson 09: one prompt, four samples."""
-    llm = make_llm(num_blocks=32, enable_prefix_caching=False)
+    llm = smollm2(num_blocks=32, enable_prefix_caching=False)
     prompt = "Write a short sentence about the sea and the people who live beside it, for a child to read."
     return serve(llm, [Call("sea", prompt, 32, n=4)])
 
 
 def prefixes() -> Recording:
     """Lesson 10: six questions behind one system prompt; the first is being answered when the others come."""
-    llm = make_llm(num_blocks=40)
+    llm = smollm2(num_blocks=40)
 
     def prompt(question: str) -> str:
         messages = [{"role": "system", "content": LIBRARY}, {"role": "user", "content": question}]
@@ -127,7 +127,7 @@ def prefixes() -> Recording:
 
 def preemption() -> Recording:
     """Lesson 11: three requests that all fit at first, and do not as they grow."""
-    llm = make_llm(num_blocks=12, block_size=4, enable_prefix_caching=False)
+    llm = smollm2(num_blocks=12, block_size=4, enable_prefix_caching=False)
     tokenizer = llm.get_tokenizer()
     calls = [
         Call(name, {"prompt_token_ids": tokenizer.encode(question)[:7]}, 17)
@@ -139,8 +139,8 @@ def preemption() -> Recording:
 def whole_engine() -> Recording:
     """Lessons 03 and 12: the 48 chats from blocks, and from strips in as much memory."""
     settings = {"enable_prefix_caching": False, "max_num_seqs": 64}
-    blocks = serve(make_llm(num_blocks=NUM_BLOCKS, **settings), chats(48), steps=150)
-    strips = make_llm(num_blocks=NUM_STRIPS, block_size=STRIP, **settings)
+    blocks = serve(smollm2(num_blocks=NUM_BLOCKS, **settings), chats(48), steps=150)
+    strips = smollm2(num_blocks=NUM_STRIPS, block_size=STRIP, **settings)
     return blocks.beside(serve(strips, chats(48), lane="strips", steps=150))
 
 
@@ -148,7 +148,7 @@ RUNS: dict[str, Callable[[], Recording]] = {
     "01": one_request,
     "04": block_tables,
     "08": chunks,
-    "09": samples,
+    "09": four_samples,
     "10": prefixes,
     "11": preemption,
     "12": whole_engine,

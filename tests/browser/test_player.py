@@ -5,6 +5,7 @@ import re
 
 import pytest
 from checkout import ROOT
+from page_checks import FAINT, UNNAMED
 
 from coursekit.player import Player, player_page
 from coursekit.recording import moments, record
@@ -17,25 +18,6 @@ pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
 DRAWN = "views.has('blocks') && !dirty"
-UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, output")]
-    .filter((e) => e.getClientRects().length && !e.labels?.length && !e.textContent.trim() && !e.ariaLabel && e.tagName !== "OUTPUT")
-    .map((e) => e.id || e.outerHTML)"""  # noqa: E501
-# Of each piece of text: its colour against the nearest opaque ground behind it, by WCAG's formula.
-FAINT = """() => {
-    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-                           return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-    const ground = (e) => { for (; e; e = e.parentElement) { const c = parts(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0.9) return c; }
-                            return matchMedia("(prefers-color-scheme: dark)").matches ? [20, 20, 20] : [255, 255, 255]; };
-    const faint = [];
-    for (const e of document.querySelectorAll("body *")) {
-        const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-        if (!own || !e.getClientRects().length || e.closest(".hidden, script, style, :disabled")) continue;
-        const [a, b] = [light(parts(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
-        if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(`${e.id || e.className || e.tagName}: ${e.textContent.trim().slice(0, 20)}`);
-    }
-    return faint;
-}"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make s
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: `make served` installs it")
 
 import httpx
+from page_checks import FAINT, UNNAMED
 from tiny import running, tiny_llm
 
 pytestmark = pytest.mark.serve
@@ -109,8 +110,12 @@ def test_a_chat_forks_its_prompt_copies_on_write_and_frees_all_when_it_hangs_up(
         "[...lanes.get('blocks').owners().values()].some((at) => at.length === 4)"
         " && [...lanes.get('blocks').owners().values()].filter((at) => at.length === 1).length >= 4"
     )
+    kinds = "lanes.get('blocks').events.map((event) => event[1])"
+    page.wait_for_function(f"['fork', 'copy'].every((kind) => {kinds}.includes(kind))")
+    assert page.evaluate(f"{kinds}.filter((kind) => kind === 'fork').length") == 3
     page.click("#stop")
-    page.wait_for_function("!lanes.get('blocks').sequences.size")
+    page.wait_for_function("!lanes.get('blocks').sequences.size && !dirty")
+    assert page.evaluate(PIXELS, ["blocks", BLUE]) == 0
     server.wait_until_idle()
     assert "its blocks are free" in page.locator("#said").inner_text()
 
@@ -139,6 +144,17 @@ def test_words_change_and_a_phone_needs_no_sideways_scrolling(page, server):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     missing = "Object.keys(WORDS.en).filter((key) => !(key in WORDS.zh)).length"
     assert page.evaluate(missing) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_named_and_dark_enough_to_read(page, server, scheme):
+    page.emulate_media(color_scheme=scheme)
+    open_page(page, server)
+    page.click("#send")
+    page.wait_for_selector("#running button")
+    page.wait_for_function("document.getElementById('status').textContent.includes('running')")
+    assert page.evaluate(UNNAMED) == []
+    assert page.evaluate(FAINT) == []
 
 
 def test_an_open_page_that_is_closed_leaves_nothing_behind(page, server):

@@ -51,9 +51,9 @@ function showState(frame) {
   $("pause").setAttribute("aria-pressed", paused);
   $("one").disabled = !paused;
   if (Date.now() - told > 3000 || paused || !frame.running) {  // often enough for a screen reader
-    told = Date.now();
-    const { frame, header } = lanes.get("blocks");
-    $("status").textContent = (paused ? word().paused + " " : "") + word().summary(frame, header.num_blocks);
+    told = frame.running && !paused ? Date.now() : 0;  // and at once when the first request runs
+    const lane = lanes.get("blocks");
+    $("status").textContent = (paused ? word().paused + " " : "") + word().summary(lane.frame, lane.header.num_blocks);
   }
 }
 
