@@ -1,6 +1,5 @@
 """The live page in a real Chromium: send users, see blocks fill, pick, fork, hang up, pause, replay."""
 
-import json
 import shutil
 
 import pytest
@@ -10,10 +9,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: `
 
 import httpx
 from tiny import running, tiny_llm
-
-from minipaged.sampling_params import SamplingParams
-from minipaged.serve.player import player_page
-from minipaged.serve.snapshot import recording
 
 pytestmark = pytest.mark.serve
 PHONE = {"width": 390, "height": 844}
@@ -100,13 +95,13 @@ def test_a_picked_request_is_joined_to_its_blocks_while_the_engine_is_paused(pag
     page.wait_for_function(f"document.getElementById('block').innerText.includes('Block {blocks[0]}:')")
     assert f"in the block tables of {name}" in page.locator("#block").inner_text()
     page.click("#pause")
-    server.wait_until(lambda: not server.calls.thread.paused)
+    server.wait_until(lambda: not server.thread.paused)
 
 
 def test_a_chat_forks_its_prompt_copies_on_write_and_frees_all_when_it_hangs_up(page, server):
     open_page(page, server)
     page.select_option("#delay", "0.2")
-    server.wait_until(lambda: server.calls.thread.delay == 0.2)
+    server.wait_until(lambda: server.thread.delay == 0.2)
     page.select_option("#n", "4")
     page.fill("#message", "a prompt that fills more than one block")
     page.click("#chat button[type=submit]")
@@ -129,7 +124,7 @@ def test_strips_stand_beside_blocks_and_hold_fewer(page, server):
     page.wait_for_function("lanes.get('blocks').most > 10 && lanes.get('strips').most > 0")
     assert (
         page.evaluate("lanes.get('strips').most")
-        <= server.calls.thread.lanes["strips"].engine.pool.num_blocks
+        <= server.thread.lanes["strips"].pool.num_blocks
     )
     page.click("#strips")
     page.wait_for_function("views.size === 1")
@@ -149,36 +144,9 @@ def test_words_change_and_a_phone_needs_no_sideways_scrolling(page, server):
 def test_an_open_page_that_is_closed_leaves_nothing_behind(page, server):
     open_page(page, server)
     page.click("#pause")
-    server.wait_until(lambda: server.calls.thread.paused)
+    server.wait_until(lambda: server.thread.paused)
     page.goto("about:blank")
-    server.wait_until(lambda: not server.calls.thread.paused)
+    server.wait_until(lambda: not server.thread.paused)
     assert server.llm.engine.on_step is None
     body = {"prompt": "abc", "max_tokens": 2}
     assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-
-
-def test_a_recorded_run_plays_without_a_server(page, tmp_path):
-    llm = tiny_llm()
-    with recording(llm, tmp_path / "run.jsonl"):
-        params = SamplingParams(max_tokens=12, ignore_eos=True, n=2, seed=1)
-        llm.generate(["one prompt", "another prompt"], params, use_tqdm=False)
-    text = (tmp_path / "run.jsonl").read_text()
-    file = tmp_path / "run.html"
-    file.write_text(player_page(text), encoding="utf-8")
-    page.goto(file.as_uri())
-    page.wait_for_function("views.has('blocks')")
-    last = len(text.splitlines()) - 2
-    assert page.evaluate("+document.getElementById('slider').max") == last
-    for place in (5, last, 2):
-        page.evaluate(f"slider.value = {place}; slider.oninput()")
-        page.wait_for_function("!dirty")
-        shown = page.evaluate("[...lanes.get('blocks').sequences.values()].map((s) => s.stored)")
-        frames = [json.loads(line) for line in text.splitlines()[1 : place + 2]]
-        stored, known = [], {}
-        for frame in frames:
-            for name, change in frame["sequences"].items():
-                known[name] = change.get("stored", known.get(name, 0))
-            for name in frame["gone"]:
-                del known[name]
-        stored = list(known.values())
-        assert shown == stored
