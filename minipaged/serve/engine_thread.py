@@ -1,216 +1,217 @@
-"""The engine's thread. Everything that changes the engine happens here, between two steps.
+"""The engine's thread, and the calls that wait for what it makes.
 
-Other threads hand functions over with `call` and never wait for a step. What a step reports leaves through
-the sink, whose methods are called in this thread and must return at once.
+Everything that changes the engine happens in this thread, between two steps. The event loop hands it
+functions with `run_soon` and never waits for a step; what a step reports goes back to the loop and its calls.
+How many requests may be under way is bounded: `submit` refuses more.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
 
 from minipaged.core.request import ParentRequest
-from minipaged.engine.llm import LLM
+from minipaged.engine.engine import Engine
 from minipaged.engine.output_processor import RequestOutput
-from minipaged.serve.snapshot import Camera, Recorder
+from minipaged.serve.protocol import ApiError
 
-BLOCKS, STRIPS = "blocks", "strips"  # the lanes: the server's engine, and contiguous memory shown beside it
+SERVED = "blocks"  # the lane of the server's own engine
+TRACE_KEPT = 4096  # steps; a server that runs for months must not keep all of them
 log = logging.getLogger("minipaged.serve")
 
 
-class Sink(Protocol):
-    """Takes what the thread has to say."""
+class Call:
+    """Requests that one client waits for, in the order of its prompts. Used in the event loop."""
 
-    def outputs(self, outputs: list[RequestOutput]) -> None: ...
+    def __init__(self, requests: list[ParentRequest]) -> None:
+        self.numbers = {request.request_id: number for number, request in enumerate(requests)}
+        self.unfinished = set(self.numbers)
+        self.inbox: asyncio.Queue[RequestOutput | ApiError] = asyncio.Queue()
 
-    def failed(self, request_ids: Sequence[str], reason: str) -> None: ...
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """The outputs as they come, with the numbers of their prompts, until all have finished."""
+        while self.unfinished:
+            item = await self.inbox.get()
+            if isinstance(item, ApiError):
+                raise item
+            if item.finished:
+                self.unfinished.discard(item.request_id)
+            yield self.numbers[item.request_id], item
 
-    def frame(self, line: str) -> None: ...
 
-
-class EngineThread:
+class EngineThread(threading.Thread):
     """Steps the engine while it has requests and nobody paused it.
 
     Attributes:
+        lanes: the engines that take turns: the server's own, and what a page wants to see beside it.
         error: why the last step failed; None while steps succeed.
-        paused, delay: set by the page; seconds that every turn waits.
+        paused, steps, delay: set by a page: whether to rest, how many steps to take nevertheless, and seconds
+            from the start of a step to that of the next.
+        on_turn: called in this thread after each turn, and when it comes to rest. It must return at once.
+        on_finished: called in the event loop with each finished output.
     """
 
-    def __init__(self, llm: LLM, sink: Sink, *, frame_rate: float = 10.0) -> None:
-        self.lanes = {BLOCKS: llm}
+    def __init__(self, engine: Engine, max_requests: int) -> None:
+        super().__init__(name="engine", daemon=True)
+        self.lanes = {SERVED: engine}
         self.error: str | None = None
-        self.paused, self.delay = False, 0.0
-        self._steps = 0  # that may be taken although paused
-        self._sink, self._interval = sink, 1 / frame_rate
+        self.paused, self.steps, self.delay = False, 0, 0.0
+        self.on_turn: Callable[[], None] | None = None
+        self.on_finished: Callable[[RequestOutput], None] = lambda output: None
+        self.closing = False
+        self.num_told = 0  # requests whose clients were told that the server stops
+        self._max_requests = max_requests
+        self._calls: dict[str, Call] = {}
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._cameras: dict[str, Camera] = {}  # of the page; none while no page is open
-        self._shown: dict[str, float] = {}  # lane -> when its last frame was taken
-        self._recorder: Recorder | None = None
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due, self._stopping = 0.0, False
 
-    # From other threads
+    # In the event loop
 
-    def start(self) -> None:
-        self._thread.start()
+    def start_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.start()
 
     @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
+    def num_under_way(self) -> int:
+        return len(self._calls)
 
-    def call(self, command: Callable[[], object]) -> None:
-        """Run `command` in the engine's thread before its next step."""
+    def submit(self, requests: list[ParentRequest]) -> Call:
+        """Queue requests: all of them, or none and ApiError with status 503 or 429."""
+        if self.closing or not self.is_alive():
+            why = "the server is shutting down" if self.closing else "the engine has stopped"
+            raise ApiError(503, f"{why} and takes no new requests")
+        if len(self._calls) + len(requests) > self._max_requests:
+            asked = f"{len(self._calls)} requests are under way and {len(requests)} more were sent"
+            message = f"{asked}, the limit is {self._max_requests}: try again later"
+            raise ApiError(429, message, code="queue_full")
+        call = Call(requests)
+        self._calls.update((request.request_id, call) for request in requests)
+        self.run_soon(lambda: self.lanes[SERVED].add(requests))
+        return call
+
+    def close(self, call: Call) -> None:
+        """Nobody listens any more: what is unfinished frees its blocks before the next step."""
+        self._abort(call.unfinished & self._calls.keys())
+        for request_id in call.numbers:
+            self._calls.pop(request_id, None)
+
+    def shut_down(self, drain_seconds: float) -> None:
+        """Take nothing new, and after `drain_seconds` tell those who still wait."""
+
+        def tell() -> None:
+            self.num_told += len(self._calls)
+            message = f"the server is shutting down; the request was unfinished after {drain_seconds:g} s"
+            self._abort(self._calls)
+            self._fail(list(self._calls), ApiError(503, message, code="shutting_down"))
+
+        if not self.closing:
+            self.closing = True
+            self.control(paused=False, delay=0.0)
+            asyncio.get_running_loop().call_later(drain_seconds, tell)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            if output.finished:
+                self.on_finished(output)
+            find = self._calls.pop if output.finished else self._calls.get
+            if (call := find(output.request_id, None)) is not None:
+                call.inbox.put_nowait(output)
+
+    def _fail(self, request_ids: Collection[str], error: ApiError) -> None:
+        for request_id in request_ids:
+            if (call := self._calls.pop(request_id, None)) is not None:
+                call.inbox.put_nowait(error)
+
+    # From any thread
+
+    def run_soon(self, command: Callable[[], object]) -> None:
+        """Run `command` in the engine's thread, before its next step."""
         self._commands.put(command)
 
-    def add(self, requests: list[ParentRequest], lane: str = BLOCKS) -> None:
-        def queue_them() -> None:
-            if lane in self.lanes:
-                self.lanes[lane].engine.add(requests)
+    def control(self, **settings: float) -> None:
+        """Set `paused`, `steps` or `delay` before the next step."""
+        self.run_soon(lambda: vars(self).update(settings))
 
-        self.call(queue_them)
+    def _abort(self, request_ids: Collection[str]) -> None:
+        ids = sorted(request_ids)
+        self.run_soon(lambda: [engine.abort_request(i) for engine in self.lanes.values() for i in ids])
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests, in every lane, and free their blocks before the next step."""
-        ids = list(request_ids)
-        self.call(lambda: [e.engine.abort_request(i) for e in self.lanes.values() for i in ids])
-
-    def control(self, *, paused: bool | None = None, step: int = 0, delay: float | None = None) -> None:
-        def change() -> None:
-            self.paused = self.paused if paused is None else paused
-            self.delay = self.delay if delay is None else delay
-            self._steps = step if self.paused else 0
-
-        self.call(change)
-
-    def watch(self, watched: bool) -> None:
-        """Send frames from now on, the first of them whole; or none, and nothing stays slowed down."""
-
-        def change() -> None:
-            self._cameras = {n: Camera(e.engine, n, e.name) for n, e in self.lanes.items() if watched}
-            if not watched:
-                self.paused, self.delay = False, 0.0
-            self._hook()
-            for camera in self._cameras.values():
-                self._sink.frame(_line(camera.header()))
-            self._show_all()
-
-        self.call(change)
-
-    def add_lane(self, name: str, llm: LLM) -> None:
-        """Step another engine in turn with the first. To be followed by `watch`."""
-        self.call(lambda: self.lanes.setdefault(name, llm))
-
-    def remove_lane(self, name: str) -> None:
-        """What runs in it is forgotten with it. To be followed by `watch`."""
-        self.call(lambda: self.lanes.pop(name, None))
-
-    def record(self, recorder: Recorder) -> None:
-        """Write a frame of every step, until the thread ends."""
-        self._recorder = recorder
-        self._hook()
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run `function` in the event loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def stop(self) -> None:
         """End the thread after the step that is under way; what is unfinished is aborted."""
 
         def change() -> None:
             self._stopping = True
-            for llm in self.lanes.values():
-                for request_id in list(llm.engine.requests):
-                    llm.engine.abort_request(request_id)
+            for engine in self.lanes.values():
+                abort_all(engine)
 
-        self.call(change)
-        self._thread.join()
+        self.run_soon(change)
+        self.join()
 
     # In the engine's thread
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self._stopping:
-                self._obey(None if self._rests() else 0.0)
-                if not self._stopping and not self._rests():
+                self._obey()
+                if not self._stopping:
                     self._turn()
-                    if self.delay:
-                        self._obey(self.delay)
         finally:
-            if self._recorder is not None:
-                self._recorder.close()
+            stopped = ApiError(500, "the engine has stopped", code="engine_error")
+            self.post(lambda: self._fail(list(self._calls), stopped))
 
-    def _rests(self) -> bool:
-        busy = any(llm.engine.has_unfinished_requests() for llm in self.lanes.values())
-        return not busy or (self.paused and not self._steps)
+    def rests(self) -> bool:
+        busy = any(engine.has_unfinished_requests() for engine in self.lanes.values())
+        return not busy or (self.paused and not self.steps)
 
-    def _obey(self, seconds: float | None) -> None:
-        """Run the commands that came; wait for the first up to `seconds`, or for as long as it takes."""
-        try:
-            command = self._commands.get(seconds != 0, seconds or None)
-            while True:
-                command()
-                command = self._commands.get_nowait()
-        except queue.Empty:
-            pass
-        if self._cameras and self._rests():  # no step will show what came or was given up
-            self._show_all()
+    def _obey(self) -> None:
+        """Run the commands that came, and wait for more while there is no step to take, or none is due."""
+        while not self._stopping:
+            rests = self.rests()
+            if rests and self.on_turn is not None and self._commands.empty():
+                self.on_turn()  # no step will show what the last command did
+            wait = None if rests else max(0.0, self._due - time.monotonic())
+            try:
+                self._commands.get(wait != 0, wait)()
+            except queue.Empty:
+                return
 
     def _turn(self) -> None:
-        """One step of each lane that has something to do."""
-        self._steps = max(0, self._steps - 1)
-        for name, llm in self.lanes.items():
-            if not llm.engine.has_unfinished_requests():
-                continue
-            try:
-                outputs = llm.engine.step()
-            except Exception as error:
-                self._fail(name, error)
-                continue
-            self.error = None
-            if name == BLOCKS and outputs:
-                self._sink.outputs(outputs)
-            if self._cameras and not llm.engine.has_unfinished_requests():
-                self._show(name)  # the last frame shows what the end left behind
-
-    def _fail(self, name: str, error: Exception) -> None:
-        """A step raised: who waits is told, everything is given back, and the next ones may fare better."""
-        log.error("a step failed", exc_info=error)
-        self.error = f"{type(error).__name__}: {error}"
-        engine = self.lanes[name].engine
-        ids = list(engine.requests)
-        for request_id in ids:
-            engine.abort_request(request_id)
-        if name == BLOCKS:
-            self._sink.failed(ids, f"the engine failed: {self.error}")
-
-    # Frames
-
-    def _hook(self) -> None:
-        for name, llm in self.lanes.items():
-            watched = bool(self._cameras) or (name == BLOCKS and self._recorder is not None)
-            llm.engine.on_step = self._look(name) if watched else None
-
-    def _look(self, name: str) -> Callable[[Any], None]:
-        def on_step(plan: Any) -> None:
-            if self._recorder is not None and name == BLOCKS:
-                self._recorder.write_step()
-            if self._cameras:
-                due = time.monotonic() - self._shown.get(name, 0.0) >= self._interval
-                if due or self.paused or self.delay >= self._interval:
-                    self._show(name)
-
-        return on_step
-
-    def _show(self, name: str) -> None:
-        self._shown[name] = time.monotonic()
-        state = {"paused": self.paused, "delay": self.delay}
-        self._sink.frame(_line(self._cameras[name].frame() | state))
-
-    def _show_all(self) -> None:
-        for name in self._cameras:
-            self._show(name)
+        """One step of each engine that has something to do."""
+        self._due = time.monotonic() + self.delay
+        self.steps = max(0, self.steps - 1)
+        for lane, engine in self.lanes.items():
+            if engine.has_unfinished_requests():
+                try:
+                    outputs = engine.step()
+                    self.error = None
+                except Exception as error:
+                    log.error("a step failed", exc_info=error)
+                    self.error = f"{type(error).__name__}: {error}"
+                    ids, outputs = abort_all(engine), []
+                    failed = ApiError(500, f"the engine failed: {self.error}", code="engine_error")
+                    self.post(self._fail, ids if lane == SERVED else [], failed)
+                if outputs and lane == SERVED:
+                    self.post(self._deliver, outputs)
+                while len(engine.trace) > TRACE_KEPT:
+                    engine.trace.popleft()
+        if self.on_turn is not None:
+            self.on_turn()
 
 
-def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+def abort_all(engine: Engine) -> list[str]:
+    """End every request of an engine and free its blocks. Their ids."""
+    ids = list(engine.requests)
+    for request_id in ids:
+        engine.abort_request(request_id)
+    return ids

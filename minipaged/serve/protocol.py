@@ -1,24 +1,28 @@
 """What clients ask and are answered: OpenAI's bodies, with vLLM's extra fields.
 
-Values are checked in two places: their kind here, their range by `SamplingParams`. A field that would change
-the answer and is not supported is refused by its name.
+Pydantic checks the kinds of a body's own fields; those that say how tokens are chosen are `SamplingParams`'
+own, and checked there. A field that would change the answer and is not supported is refused by its name.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minipaged.core.sampler import Logprob
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
+from minipaged.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_LOGPROBS = 20  # vLLM's default
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
-# Fields that change nothing in an answer, and values of unsupported ones that ask for nothing.
-IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
+SAMPLING = {field.name for field in fields(SamplingParams)}
+SAMPLING -= {"max_tokens", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
+# Fields that change nothing in an answer, and what asks for nothing in one that is not supported.
+IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "name"}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
@@ -30,117 +34,110 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "detokenize": (True,),
 }
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 class ApiError(Exception):
-    """An answer that is a refusal or a failure: HTTP status and OpenAI's error body."""
+    """An answer that is a refusal or a failure: a status, and OpenAI's error body."""
 
-    def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", *, param: str | None = None,
-        code: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class Body(BaseModel):
+    """A JSON object that a client sends. Null is as good as a field that is left out."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    passed_on: ClassVar[set[str]] = set()
+    """Fields that are kept as they are in `model_extra`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_supported(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields.keys() | cls.passed_on
+        for name, value in body.items():
+            empty = value in (None, False, [], {}) or value in NEUTRAL.get(name, ()) or name in IGNORED
+            if name not in known and not empty:
+                shown = str(value)[:100]
+                raise ApiError(400, f"{name} is not supported by this server, got {shown}", name)
+        return {name: value for name, value in body.items() if value is not None and name in known}
+
+
+class StreamOptions(Body):
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
-class Sampling(BaseModel):
-    """Fields of both requests. None, or a field that is left out, means the default."""
+class AnswerRequest(Body):
+    """What requests for completions and for chats have in common."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    passed_on = SAMPLING
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    # vLLM's
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
 
-    def params(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
-        """Arguments of `SamplingParams`."""
-        names = (
-            *("n", "temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "top_k"),
-            *("min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"),
-            *("skip_special_tokens", "include_stop_str_in_output"),
-        )
+    def params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Reported at each step to a stream, and once at the end to anybody else. Raises ValueError."""
         if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
-            raise ApiError(400, f"logprobs must be in [0, {MAX_LOGPROBS}], got {logprobs}", param="logprobs")
-        return {name: getattr(self, name) for name in names} | {
-            "max_tokens": max_tokens,
-            "logprobs": logprobs,
-        }
+            raise ApiError(400, f"logprobs must be in [0, {MAX_LOGPROBS}], got {logprobs}", "logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options need stream", "stream_options")
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        asked = self.model_extra or {}
+        return SamplingParams(**asked, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
 
 
-class CompletionRequest(Sampling):
-    prompt: StrictStr | list[int] | list[StrictStr] | list[list[int]] | None = None
+class CompletionRequest(AnswerRequest):
+    prompt: str | list[int] | list[str] | list[list[int]] | None = None
     prompt_token_ids: list[int] | None = None
+    max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each text or token ids."""
-        prompt = self.prompt if self.prompt_token_ids is None else self.prompt_token_ids
-        if prompt is None or (self.prompt is not None and self.prompt_token_ids is not None):
-            raise ApiError(400, "give one of prompt and prompt_token_ids", param="prompt")
+        if (self.prompt is None) == (self.prompt_token_ids is None):
+            raise ApiError(400, "give one of prompt and prompt_token_ids", "prompt")
+        prompt: Any = self.prompt if self.prompt_token_ids is None else self.prompt_token_ids
         if not prompt:
-            raise ApiError(400, "prompt has 0 tokens, at least 1 is needed", param="prompt")
-        listed: list[Any] = (
-            [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-        )
-        return listed
+            raise ApiError(400, "prompt has 0 tokens, at least 1 is needed", "prompt")
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
     role: str
-    content: str | list[dict[str, Any]]
+    content: str | list[TextPart]
 
-    def plain(self, place: int, special_tokens: Iterable[str]) -> dict[str, str]:
-        """Role and text; the parts of a text are joined. What is no text is refused."""
-        where = f"messages[{place}].content"
-        refuse_unsupported(self, ignored={"name"}, where=f"messages[{place}].")
-        parts = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
-        for part in parts:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type")
-                raise ApiError(400, f"{where} has a part of type {kind!r}: only text is supported")
-        text = "".join(part["text"] for part in parts)
+    def plain(self, special_tokens: Iterable[str]) -> dict[str, str]:
+        """Role and text for a chat template; the parts of a text are joined."""
+        said = self.content
+        text = said if isinstance(said, str) else "".join(part.text for part in said)
         for token in special_tokens:
             if token in text:  # it would end the message and let its writer speak in another role
-                raise ApiError(400, f"{where} has the special token {token!r}: it is for the template to set")
+                raise ApiError(400, f"a message has the special token {token!r}: only the template sets it")
         return {"role": self.role, "content": text}
 
 
-class ChatRequest(Sampling):
+class ChatRequest(AnswerRequest):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
 
 
-class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -148,150 +145,101 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-    model: str | None = None
-    tokens: list[int]
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-Body = TypeVar("Body", bound=BaseModel)
-
-
-def parse(kind: type[Body], body: object) -> Body:
-    """The body as `kind`; ApiError names the field that is wrong or not supported."""
-    if not isinstance(body, Mapping):
-        raise ApiError(400, f"the body is a JSON {type(body).__name__}, an object is needed")
+def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """The body as `kind`; ApiError names the field that is wrong or not supported, and its value."""
     try:
-        parsed = kind.model_validate({name: value for name, value in body.items() if value is not None})
+        return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(str(p) for p in first["loc"] if not isinstance(p, str) or p.isidentifier())
-        raise ApiError(400, f"{path}: {first['msg']}, got {str(first['input'])[:100]}", param=path) from None
-    refuse_unsupported(parsed)
-    return parsed
-
-
-def refuse_unsupported(body: BaseModel, ignored: Iterable[str] = IGNORED, where: str = "") -> None:
-    """ApiError for the first unknown field that asks for something."""
-    for name, value in (body.model_extra or {}).items():
-        asks = value not in (None, False, [], {}) and value not in NEUTRAL.get(name, ())
-        if asks and name not in ignored:
-            shown = str(value)[:100]
-            raise ApiError(400, f"{where}{name} is not supported by this server, got {shown}", param=name)
+        first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
+    path = ".".join(str(part) for part in first["loc"] if str(part).isidentifier() or isinstance(part, int))
+    shown = "" if first["type"] == "json_invalid" else f", got {str(first['input'])[:100]}"
+    raise ApiError(400, f"{path or 'the body'}: {first['msg']}{shown}", path or None)
 
 
 # Answers
 
 
-def usage(outputs: Iterable[RequestOutput], num_generated: int) -> dict[str, Any]:
-    """Token counts of a call; `outputs` are one of each of its requests."""
-    found = list(outputs)
-    prompt = sum(len(output.prompt_token_ids) for output in found)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": num_generated,
-        "total_tokens": prompt + num_generated,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in found)},
-    }
-
-
-def _number(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
-
-
 def completion_logprobs(entries: list[dict[int, Logprob]], offset: int) -> dict[str, Any]:
     """The older form, of /v1/completions; `offset` is the number of characters before these tokens."""
-    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    tokens, chosen, tops, offsets = [], [], [], []
     for entry in entries:
-        chosen = next(iter(entry.values()))
-        token = chosen.decoded_token or ""
-        found["tokens"].append(token)
-        found["token_logprobs"].append(_number(chosen.logprob))
-        top: dict[str, float] = {}
-        for item in entry.values():  # several tokens may have one text; the likeliest comes first
-            name = item.decoded_token or ""
-            top[name] = max(_number(item.logprob), top.get(name, LEAST_LOGPROB))
-        found["top_logprobs"].append(top)
-        found["text_offset"].append(offset)
-        offset += len(token)
-    return found
+        pairs = [(item.decoded_token or "", max(item.logprob, LEAST_LOGPROB)) for item in entry.values()]
+        tokens.append(pairs[0][0])  # the chosen one comes first
+        chosen.append(pairs[0][1])
+        tops.append(dict(sorted(pairs, key=lambda pair: pair[1])))  # of two with one text the likelier stays
+        offsets.append(offset)
+        offset += len(tokens[-1])
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets}
 
 
 def chat_logprobs(entries: list[dict[int, Logprob]], num_top: int) -> dict[str, Any]:
-    """The newer form, of chats: each token with `num_top` likely ones beside it."""
+    """The newer form, of chats: each token with the `num_top` likeliest beside it."""
 
     def one(item: Logprob) -> dict[str, Any]:
         token = item.decoded_token or ""
-        return {"token": token, "logprob": _number(item.logprob), "bytes": list(token.encode())}
+        return {"token": token, "logprob": max(item.logprob, LEAST_LOGPROB), "bytes": list(token.encode())}
 
     content = []
     for entry in entries:
-        chosen = next(iter(entry.values()))
         top = sorted((item for item in entry.values() if item.rank <= num_top), key=lambda item: item.rank)
-        content.append({**one(chosen), "top_logprobs": [one(item) for item in top[:num_top]]})
+        content.append({**one(next(iter(entry.values()))), "top_logprobs": [one(item) for item in top]})
     return {"content": content}
 
 
 class Form:
-    """How the answers to one call are written; one object lives as long as the call.
+    """How the answers to one call are written; it lives as long as the call.
 
-    `chat` chooses between the two forms of OpenAI's API.
+    `head` begins the body, or each event of a stream.
     """
 
-    def __init__(self, call_id: str, model: str, ask: CompletionRequest | ChatRequest) -> None:
-        self.ask, self.chat = ask, isinstance(ask, ChatRequest)
-        kind = "chat.completion" if self.chat else "text_completion"
+    def __init__(self, call_id: str, model: str, ask: CompletionRequest | ChatRequest, n: int) -> None:
+        self.ask, self._n = ask, n
+        kind = "chat.completion" if isinstance(ask, ChatRequest) else "text_completion"
+        if ask.stream and isinstance(ask, ChatRequest):
+            kind += ".chunk"
         self.head = {"id": call_id, "object": kind, "created": int(time.time()), "model": model}
-        self._offsets: dict[int, int] = {}
-        self._seen: set[int] = set()
+        self._latest: dict[int, RequestOutput] = {}  # of each prompt
+        self._num_generated = 0
+        self._lengths: dict[int, int] = {}  # characters that a choice has had
         self._ended: set[int] = set()
 
-    def _logprobs(self, index: int, part: CompletionOutput) -> dict[str, Any] | None:
-        if not part.logprobs:
-            return None
-        if isinstance(self.ask, ChatRequest):
-            return chat_logprobs(part.logprobs, self.ask.top_logprobs)
-        found = completion_logprobs(part.logprobs, self._offsets.get(index, 0))
-        self._offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
+    def choices(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """What is new in an output of prompt `number`. Nothing, while no text is certain."""
+        self._latest[number], found = output, []
+        for part in output.outputs:
+            self._num_generated += len(part.token_ids)
+            index, ids = number * self._n + part.index, part.token_ids if self.ask.return_token_ids else []
+            if index not in self._ended and (part.text or part.logprobs or ids or part.finish_reason):
+                choice = {"index": index} | self._said(index, part)
+                found.append(choice | {"finish_reason": part.finish_reason, "stop_reason": part.stop_reason})
+                if self.ask.return_token_ids:
+                    found[-1] |= {"token_ids": ids, "prompt_token_ids": output.prompt_token_ids}
+                if part.finish_reason is not None:
+                    self._ended.add(index)
         return found
 
-    def _choice(self, number: int, part: CompletionOutput, *, stream: bool) -> dict[str, Any]:
-        index = number * self.ask.n + part.index
-        choice: dict[str, Any] = {"index": index}
-        if not self.chat:
-            choice["text"] = part.text
-        elif not stream:
-            choice["message"] = {"role": "assistant", "content": part.text}
-        else:
-            choice["delta"] = {"content": part.text}
-            if index not in self._seen:
-                self._seen.add(index)
-                choice["delta"] = {"role": "assistant", "content": part.text}
-        choice["logprobs"] = self._logprobs(index, part)
-        choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
-        if self.ask.return_token_ids:
-            choice["token_ids"] = list(part.token_ids)
-        return choice
+    def _said(self, index: int, part: CompletionOutput) -> dict[str, Any]:
+        before = self._lengths.get(index)
+        self._lengths[index] = (before or 0) + len(part.text)
+        if not isinstance(self.ask, ChatRequest):
+            logprobs = completion_logprobs(part.logprobs, before or 0) if part.logprobs else None
+            return {"text": part.text, "logprobs": logprobs}
+        role = {"role": "assistant"} if before is None else {}
+        logprobs = chat_logprobs(part.logprobs, self.ask.top_logprobs) if part.logprobs else None
+        message = "delta" if self.ask.stream else "message"
+        return {message: role | {"content": part.text}, "logprobs": logprobs}
 
-    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """The answer to a call that does not stream; `outputs` in the order of its prompts."""
-        choices = []
-        for number, output in enumerate(outputs):
-            for part in output.outputs:
-                choices.append(self._choice(number, part, stream=False))
-                if self.ask.return_token_ids:
-                    choices[-1]["prompt_token_ids"] = output.prompt_token_ids
-        generated = sum(len(part.token_ids) for output in outputs for part in output.outputs)
-        return self.head | {"choices": choices, "usage": usage(outputs, generated)}
-
-    def chunk(self, number: int, part: CompletionOutput) -> dict[str, Any] | None:
-        """One event of a stream; None when there is nothing to tell, as while no text is certain yet."""
-        index = number * self.ask.n + part.index
-        if index in self._ended:
-            return None
-        if part.finish_reason is not None:
-            self._ended.add(index)
-        elif not part.text and not part.logprobs and not (self.ask.return_token_ids and part.token_ids):
-            return None
-        head = self.head | {"object": "chat.completion.chunk"} if self.chat else self.head
-        return head | {"choices": [self._choice(number, part, stream=True)]}
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the whole call so far."""
+        prompt = sum(len(output.prompt_token_ids) for output in self._latest.values())
+        cached = sum(output.num_cached_tokens for output in self._latest.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_generated,
+            "total_tokens": prompt + self._num_generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -167,7 +167,7 @@ def test_usage_counts_what_the_prefix_cache_had(client):
 
 REFUSED = [
     ({"temperature": 3}, "temperature must be in [0, 2], got 3"),
-    ({"temperature": "hot"}, "temperature: Input should be a valid number, got hot"),
+    ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
     ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
     ({"max_tokens": 600}, "the prompt has 3 tokens and max_tokens is 600: together more than the 512"),
     ({"prompt": "a" * 600}, "prompt has 600 tokens, max_model_len is 512"),
@@ -204,7 +204,11 @@ def test_what_cannot_be_is_refused_with_the_value_and_the_limit(server, post, ch
         ({"messages": []}, "messages: List should have at least 1 item"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content has a part of type 'image_url': only text is supported",
+            "image_url is not supported by this server, got {'url': 'x'}",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "text": "x"}]}]},
+            "type: Input should be 'text', got input_audio",
         ),
         ({"messages": [{"role": "user", "content": "a<|end|>"}]}, "has the special token '<|end|>'"),
     ],
@@ -235,10 +239,8 @@ def test_errors_reach_the_client_as_its_own_exceptions(client):
 def test_text_becomes_tokens_and_text_again(post):
     found = post("/tokenize", {"prompt": "abc", "return_token_strs": True}).json()
     assert (found["count"], found["max_model_len"], found["token_strs"]) == (3, 512, ["a", "b", "c"])
-    assert post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": "abc"}
     chat = post("/tokenize", {"messages": CHAT}).json()
     assert chat["count"] == len("Short.Why?") + 5
-    assert post("/detokenize", {"tokens": [-1]}).status_code == 400
     assert post("/tokenize", {}).status_code == 400
 
 

@@ -96,13 +96,13 @@ def test_a_picked_request_is_joined_to_its_blocks_while_the_engine_is_paused(pag
     page.wait_for_function(f"document.getElementById('block').innerText.includes('Block {blocks[0]}:')")
     assert f"in the block tables of {name.removesuffix('/0')}" in page.locator("#block").inner_text()
     page.click("#pause")
-    server.wait_until(lambda: not server.calls.thread.paused)
+    server.wait_until(lambda: not server.thread.paused)
 
 
 def test_a_chat_forks_its_prompt_copies_on_write_and_frees_all_when_it_hangs_up(page, server):
     open_page(page, server)
     page.select_option("#delay", "0.2")
-    server.wait_until(lambda: server.calls.thread.delay == 0.2)
+    server.wait_until(lambda: server.thread.delay == 0.2)
     page.select_option("#n", "4")
     page.fill("#message", "a prompt that fills more than one block")
     page.click("#chat button[type=submit]")
@@ -129,7 +129,7 @@ def test_strips_stand_beside_blocks_and_hold_fewer(page, server):
     page.wait_for_function("lanes.get('blocks').most > 10 && lanes.get('strips').most > 0")
     assert (
         page.evaluate("lanes.get('strips').most")
-        <= server.calls.thread.lanes["strips"].engine.pool.num_blocks
+        <= server.thread.lanes["strips"].pool.num_blocks
     )
     page.click("#strips")
     page.wait_for_function("views.size === 1")
@@ -160,10 +160,9 @@ def test_everything_is_named_and_dark_enough_to_read(page, server, scheme):
 def test_an_open_page_that_is_closed_leaves_nothing_behind(page, server):
     open_page(page, server)
     page.click("#pause")
-    server.wait_until(lambda: server.calls.thread.paused)
+    server.wait_until(lambda: server.thread.paused)
     page.goto("about:blank")
-    server.wait_until(lambda: not server.calls.thread.paused)
+    server.wait_until(lambda: not server.thread.paused)
     assert server.llm.engine.on_step is None
     body = {"prompt": "abc", "max_tokens": 2}
     assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-

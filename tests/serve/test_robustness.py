@@ -142,7 +142,7 @@ def test_connections_beyond_the_limit_are_refused():
 
 def test_a_request_that_takes_too_long_is_ended():
     with running(request_seconds=0.3) as server:
-        server.calls.thread.control(paused=True)
+        server.thread.control(paused=True)
         whole, stream = asyncio.run(ask_many(server, [LONG | {"stream": False}, LONG]))
         assert whole.status_code == 504
         assert "more than the 0.3 s it may take" in whole.json()["error"]["message"]

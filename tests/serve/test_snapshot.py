@@ -8,9 +8,10 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make s
 
 from tiny import tiny_llm
 
+from minipaged.core.request import Status
 from minipaged.sampling_params import SamplingParams
-from minipaged.serve.snapshot import Camera, recording, rows, write_trace
-from minipaged.serve.users import MIXES, user_prompt
+from minipaged.serve.pages import MIXES
+from minipaged.serve.snapshot import Camera, recording
 
 pytestmark = pytest.mark.serve
 
@@ -44,14 +45,16 @@ def test_frames_say_what_the_tables_and_the_pool_say(preemption):
 
     def look(plan):
         reader.read(json.loads(json.dumps(camera.frame())))
-        live = {row.name: row for row in rows(engine)}
+        unfinished = [request for parent in engine.requests.values() for request in parent.unfinished]
+        live = {f"{request.request_id}/{request.index}": request for request in unfinished}
         assert set(reader.sequences) == set(live)
-        for name, row in live.items():
-            known = reader.sequences[name]
-            assert known["blocks"] == row.blocks
-            assert (known["status"], known["stored"]) == (row.status, row.num_stored)
-            assert len(known["tokens"]) == len(row.tokens)
-            for block in row.blocks:
+        for name, request in live.items():
+            known, on_host = reader.sequences[name], request.status is Status.SWAPPED
+            assert known["blocks"] == ([] if on_host else request.table.blocks)
+            assert known["status"] == request.status.name.lower()
+            assert known["stored"] == (0 if on_host else request.table.num_tokens)
+            assert len(known["tokens"]) == len(request.tokens)
+            for block in known["blocks"]:
                 assert engine.pool.ref_count(block) >= 1
         assert reader.published == {b: h.hex()[:12] for b, h in engine.pool.published.items()}
         seen.append({known["status"] for known in reader.sequences.values()})
@@ -75,23 +78,9 @@ def test_a_recording_has_a_header_and_a_frame_for_each_step(tmp_path):
     assert (frames[-1]["blocks_held"], frames[-1]["gone"]) == (0, [next(iter(frames[0]["sequences"]))])
 
 
-def test_a_trace_can_be_written_after_the_run(tmp_path):
-    llm, file = tiny_llm(), tmp_path / "trace.jsonl"
-    llm.generate("abc", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
-    write_trace(llm, file)
-    header, *frames = [json.loads(line) for line in file.read_text().splitlines()]
-    assert header["format"] == "minipaged-recording"
-    assert [frame["blocks_held"] for frame in frames] == [step.blocks_held for step in llm.trace]
-
-
 def test_users_have_the_lengths_of_the_courses_mixes():
     from coursekit.workloads import load_mix
 
     for name in ("chat48", "instruct64"):
-        expected = [(len(request.prompt_token_ids), request.max_tokens) for request in load_mix(name)]
-        assert list(MIXES[name]) == expected
-    llm = tiny_llm()
-    first, second = (user_prompt(llm, "chat48", number, 40) for number in (1, 2))
-    assert len(first) == 40 and first[:8] != second[:8]
-    first, second = (user_prompt(llm, "shared prefix", number, 90) for number in (1, 2))
-    assert first[:64] == second[:64] and first[64:] != second[64:]
+        expected = [[len(request.prompt_token_ids), request.max_tokens] for request in load_mix(name)]
+        assert MIXES[name] == expected

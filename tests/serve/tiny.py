@@ -21,7 +21,8 @@ from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.serve import ServeSettings
-from minipaged.serve.server import make_server
+from minipaged.serve.app import make_app
+from minipaged.serve.guards import make_server
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -53,7 +54,8 @@ class Running:
 
     def __init__(self, llm: LLM, settings: ServeSettings) -> None:
         self.llm, self.settings = llm, settings
-        self.server, self.calls = make_server(llm, settings)
+        app = make_app(llm, settings)
+        self.server, self.thread = make_server(app, settings), app.state.thread
         self._socket = socket.create_server((settings.host, settings.port))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -71,7 +73,7 @@ class Running:
 
     @property
     def is_idle(self) -> bool:
-        return not self.llm.engine.has_unfinished_requests() and self.calls.num_under_way == 0
+        return not self.llm.engine.has_unfinished_requests() and self.thread.num_under_way == 0
 
     def wait_until_idle(self) -> None:
         """Every request has ended: then every block is free, and the books are right."""
@@ -97,11 +99,13 @@ def running(llm: LLM | None = None, **settings: Any) -> Iterator[Running]:
 def main() -> None:
     """A server as a process of its own, for signals: prints its port, then serves until it is told to end."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server, calls = make_server(tiny_llm(), ServeSettings(port=0, drain_seconds=float(sys.argv[1])))
+    llm, settings = tiny_llm(), ServeSettings(port=0, drain_seconds=float(sys.argv[1]))
+    app = make_app(llm, settings)
+    server = make_server(app, settings)
     print(listener.getsockname()[1], flush=True)
     server.run(sockets=[listener])
-    pool = calls.llm.engine.pool
-    print(f"free {pool.num_free} of {pool.num_blocks}, told {calls.num_told}", flush=True)
+    pool = llm.engine.pool
+    print(f"free {pool.num_free} of {pool.num_blocks}, told {app.state.thread.num_told}", flush=True)
 
 
 if __name__ == "__main__":
