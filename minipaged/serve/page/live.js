@@ -44,14 +44,14 @@ async function watch() {
   }
 }
 
-let told = 0;
+let saidAt = 0;
 function showState(frame) {
   paused = frame.paused;
   $("pause").textContent = paused ? word().goOn : word().pause;
   $("pause").setAttribute("aria-pressed", paused);
   $("one").disabled = !paused;
-  if (Date.now() - told > 3000 || paused || !frame.running) {  // often enough for a screen reader
-    told = frame.running && !paused ? Date.now() : 0;  // and at once when the first request runs
+  if (Date.now() - saidAt > 3000 || paused || !frame.running) {  // often enough for a screen reader
+    saidAt = frame.running && !paused ? Date.now() : 0;  // and at once when the first request runs
     const lane = lanes.get("blocks");
     $("status").textContent = (paused ? word().paused + " " : "") + word().summary(lane.frame, lane.header.num_blocks);
   }

@@ -232,7 +232,7 @@ function point(name, block) { pointed = [name, block]; dirty = true; }
 function pick(name) { picked = picked === name ? null : name; dirty = true; }
 function write(element, text) { if (element.textContent !== String(text)) element.textContent = text; }
 
-let blockShown = "";
+let blockShown = "", told = null;
 function drawBlock() {
   const lane = pointed && lanes.get(pointed[0]), w = word();
   if (!lane) { write($("block"), blockShown = w.hoverOne); return; }
@@ -248,8 +248,10 @@ function drawBlock() {
   if (!texts) code.textContent = w.unseen;
   else code.replaceChildren(...texts.slice(0, 64).map((text) => Object.assign(document.createElement("span"), { textContent: text })));
   const shown = line.textContent + code.textContent;
-  if (shown === blockShown) return;  // a screen reader hears only what is new
+  if (shown === blockShown) return;
   blockShown = shown;
+  $("block").setAttribute("aria-live", told === pointed ? "off" : "polite");  // spoken when asked for, not as it fills
+  told = pointed;
   $("block").replaceChildren(line, code);
 }
 
