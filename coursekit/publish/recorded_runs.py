@@ -67,8 +67,10 @@ def serve(llm: LLM, calls: Sequence[Call], *, lane: str = "blocks", steps: int =
         for step in range(steps):
             for call in [call for call in waiting if call.arrives <= step]:
                 waiting.remove(call)
-                random = {"temperature": 1.0, "seed": 9} if call.n > 1 else {"temperature": 0.0}
-                params = SamplingParams(n=call.n, max_tokens=call.max_tokens, ignore_eos=True, **random)
+                temperature, seed = (1.0, 9) if call.n > 1 else (0.0, None)
+                params = SamplingParams(
+                    n=call.n, temperature=temperature, seed=seed, max_tokens=call.max_tokens, ignore_eos=True
+                )
                 llm.engine.add_request(call.name, call.prompt, params)
             if not waiting and not llm.engine.has_unfinished_requests():
                 break

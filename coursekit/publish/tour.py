@@ -70,7 +70,7 @@ def facts(recording: Recording, moment: str, pick: str | None = None) -> Facts:
             _count(lane, total)
             if step == reached:
                 values |= {prefix + key: value for key, value in _of_moment(lane, total).items()}
-                if pick in lane.sequences and not prefix:
+                if pick is not None and pick in lane.sequences and not prefix:
                     values |= _of_sequence(pick, lane)
             values |= {f"{prefix}in_all": total["computed"], f"{prefix}steps": step}
     if pick is not None and "name" not in values:
