@@ -16,7 +16,7 @@ SITE = ROOT / "site"
 PHONE = {"width": 390, "height": 844}
 DOCUMENTS = sorted(
     page.relative_to(SITE).as_posix()
-    for pattern in ("*.html", "docs/*.html", "notebooks/**/*.html", "exercises/**/*.html", "api/*.cache.*")
+    for pattern in ("*.html", "docs/**/*.html", "notebooks/**/*.html", "exercises/**/*.html", "api/*.cache.*")
     for page in SITE.glob(pattern)
 )
 SMALLEST_TEXT, SMALLEST_CODE = 16, 12  # CSS pixels
