@@ -20,8 +20,8 @@ def test_servebench_has_every_answer_at_every_rate(endpoint, tmp_path):
     command = Path(sys.executable).with_name("servebench")
     with running(tiny_llm(num_blocks=400, max_model_len=512)) as server:
         summary = tmp_path / "levels.csv"
-        asked = {"--url": f"{server.url}/v1", "--model": "tiny", "--endpoint": endpoint, "--rate": "20,40,inf",
-                 "--num-requests": "12", "--input-len": "16", "--output-len": "8", "--seed": "1",
+        asked = {"--url": f"{server.url}/v1", "--model": "tiny", "--endpoint": endpoint, "--seed": "1",
+                 "--rate": "20,40,inf", "--num-requests": "12", "--input-len": "16", "--output-len": "8",
                  "--csv": str(summary)}  # fmt: skip
         words = [word for pair in asked.items() for word in pair]
         done = subprocess.run([command, "run", *words], capture_output=True, text=True, cwd=tmp_path)
