@@ -114,6 +114,8 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
     gpu = machine.gpu
     return [
         ("system", f"{machine.system}, {machine.cores} cores"),
+        ("threads", describe_threads(machine)),
+        ("other programs", f"use {machine.busy_share:.0%} of the processors just now"),
         ("python", machine.python),
         ("torch", machine.torch or "missing"),
         ("triton", machine.triton or "missing"),
@@ -125,6 +127,15 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
         ("model file", machine.model_file or "missing"),
         ("jupyterlab", machine.jupyterlab or "missing"),
     ]
+
+
+def describe_threads(machine: Machine) -> str:
+    """How many threads serve, what limits them, how they wait."""
+    parts = ["none without torch" if machine.threads is None else str(machine.threads)]
+    if machine.cpu_quota is not None:
+        parts.append(f"the container may use the time of {machine.cpu_quota:g} processors")
+    parts += [f"{name}={value}" for name, value in machine.waiting.items()]
+    return ", ".join(parts)
 
 
 def run(args: argparse.Namespace) -> int:

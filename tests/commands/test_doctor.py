@@ -21,6 +21,10 @@ WHOLE = Machine(
     gpu=None,
     cpu_bfloat16=True,
     cores=2,
+    cpu_quota=None,
+    threads=2,
+    waiting={"GOMP_SPINCOUNT": "1000"},
+    busy_share=0.07,
     compiler="c++",
     total_memory=2 * SERVING_MEMORY,
     available_memory=SERVING_MEMORY,
@@ -100,12 +104,22 @@ def test_exit_code_says_whether_the_demo_can_run(monkeypatch, capsys, machine, c
     assert report["abilities"][0]["runs"] == (code == 0)
 
 
+def test_threads_are_named_with_what_limits_them_and_how_they_wait():
+    rows = dict(doctor.describe(replace(WHOLE, cores=16, cpu_quota=1.5, threads=1)))
+    assert rows["threads"] == "1, the container may use the time of 1.5 processors, GOMP_SPINCOUNT=1000"
+    assert rows["other programs"] == "use 7% of the processors just now"
+    assert dict(doctor.describe(WHOLE))["threads"] == "2, GOMP_SPINCOUNT=1000"
+
+
 def test_this_machine_can_be_inspected():
     found = doctor.inspect()
     assert found.torch is not None
     assert found.torch_error is None
     assert 0 < found.available_memory <= found.total_memory
     assert found.cores >= 1
+    assert found.threads >= 1
+    assert found.waiting
+    assert 0 <= found.busy_share <= 1
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

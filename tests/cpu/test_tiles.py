@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from minipaged.model.loading import LoadedModel
 
 from minipaged import LLM, SamplingParams
 from minipaged.attention import get_backend
@@ -16,7 +17,6 @@ from minipaged.cpu.calibrate import Choice
 from minipaged.cpu.kernels import CpuKernels
 from minipaged.cpu.modules import CompiledLinear, CpuLlama
 from minipaged.model.llama import LlamaModel
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import random_llama
 from tests.cpu.conftest import HAS_AMX
 from tests.cpu.test_compiled import WIDE
