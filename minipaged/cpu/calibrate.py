@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minipaged.cpu.abi import NAMES, After, Product
+from minipaged.cpu.build import move_durably
 from minipaged.cpu.packing import PANEL, WORD_BYTES, PackedLinear, give_freed_memory_back, packed_products_run
 
 HINTS = {"none": -1, "nta": 0, "t0": 3}  # how a weight is asked for: `enum Prefetch` of choice.h
@@ -163,11 +164,11 @@ def read(file: Path, ways: Mapping[str, Sequence[str]]) -> dict[str, dict[str, f
 
 
 def write(file: Path, measured: Mapping[str, Milliseconds]) -> None:
-    """Keep it, whole or not at all: another process may read or write it now."""
+    """Keep it, whole or not at all: another process may read or write it now. Raises OSError."""
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         scratch = Path(folder) / file.name
         scratch.write_text(json.dumps(measured, indent=2) + "\n")
-        os.replace(scratch, file)
+        move_durably(scratch, file)
 
 
 def _call(library: ctypes.CDLL, way: str, weight: Tensor, rows: int) -> Callable[[], object]:
@@ -184,9 +185,9 @@ def _call(library: ctypes.CDLL, way: str, weight: Tensor, rows: int) -> Callable
     )  # fmt: skip
     run = getattr(library, f"product_{NAMES[weight.dtype]}")
 
-    def call() -> Tensor:
+    def call() -> tuple[Tensor, ...]:
         run(ctypes.byref(product))
-        return out
+        return x, weight, out  # named here, they live as long as this function
 
     return call
 
