@@ -83,7 +83,7 @@ class AttentionBatch:
             "positions": (num_tokens,),
         }
         for name, shape in shapes.items():
-            if tuple(getattr(self, name).shape) != shape:
+            if getattr(self, name).shape != shape:
                 raise ValueError(
                     f"{name} has shape {list(getattr(self, name).shape)}, for {num_seqs} sequences and "
                     f"{num_tokens} tokens it must be {list(shape)}"
@@ -194,10 +194,10 @@ def new_token_slots(
     sequence are its last ones. Returns two int64 arrays [num_tokens], without a Python loop over tokens.
     """
     owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [num_tokens], the sequence of each token
-    first_row = np.cumsum(query_lens) - query_lens
-    positions = np.arange(len(owner)) + (context_lens - query_lens - first_row)[owner]
-    blocks = block_tables[owner, positions // block_size].astype(np.int64)
-    return positions, blocks * block_size + positions % block_size
+    ahead = context_lens - np.cumsum(query_lens)  # [num_seqs], of a position against its row of the batch
+    positions = np.arange(len(owner)) + ahead[owner]
+    index, offset = np.divmod(positions, block_size)
+    return positions, block_tables[owner, index].astype(np.int64) * block_size + offset
 
 
 def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> None:
