@@ -228,7 +228,8 @@ show_source(serve)
 # so they find what it has published. Each asks for another number of tokens. `Runner` computes the rows, here with plain torch.
 
 # %%
-SYSTEM = "You are a helpful assistant. You answer in a short sentence, in words that a child knows."
+SYSTEM = """You are a helpful assistant of a school. Children of eight ask you questions. You answer
+in one short and friendly sentence, with words that a child knows, and you never make things up."""
 QUESTIONS = {
     "What is a cache?": 28, "Why is the sky blue?": 20, "What do bees eat?": 12,
     "Who was Ada Lovelace?": 24, "What is the capital of France?": 8, "How do birds fly?": 16,
@@ -280,8 +281,9 @@ if answers:
 # %% [markdown]
 # ## The picture of your memory
 #
-# Every block in every step, as your tables had them. Blue is held by several requests at once: the system prompt, stored once. Grey ends where a request is done, and
-# somebody else takes the block. Strips as long as the longest text that the server accepts, say 128 tokens, would take eight blocks each: two requests at once.
+# Every block in every step, as your tables had them. Blue is held by several requests at once: the system prompt, stored once. Grey ends where a request is
+# done; its blocks keep what is in them until somebody needs them. Strips as long as the longest text that the server accepts, say 128 tokens, would take eight
+# blocks each: two requests at once.
 
 # %%
 if answers:
