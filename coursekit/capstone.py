@@ -25,8 +25,8 @@ from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache import BlockCopy, KVStorage
 from minipaged.cache.storage import LayerKV
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.memory import KVSpec
-from minipaged.model.loading import LoadedModel
 
 PARTS = ("block_table", "decode_kernel", "block_hash", "prefix_cache", "scheduler_step")
 """The tasks of exercises 04, 07, 10 and 11 whose answers meet in exercise 12."""

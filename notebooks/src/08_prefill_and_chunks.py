@@ -355,7 +355,7 @@ assert idle < len(new) and tile.rows - TOKENS * GROUP == 1
 # budget](../docs/glossary.md#token-budget) of 64: no step computes more.
 
 # %%
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 tiny = LoadedModel(random_llama(), None, TINY, "tiny")

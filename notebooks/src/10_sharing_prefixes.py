@@ -29,7 +29,7 @@ from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
 from minipaged.core.kv_cache_manager import KVCacheManager
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 # %% [markdown]

@@ -24,7 +24,7 @@ from coursekit.lesson import compare, number, say, show_source, table
 from coursekit.timeline import Timeline
 from coursekit.widgets import Stepper
 from coursekit.workloads import load_mix
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 # %% [markdown]

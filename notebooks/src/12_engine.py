@@ -518,7 +518,7 @@ assert max(apart) < 0.15
 # More at once makes a step longer. By how much, and what takes the time? Now clocks go around the parts, for a few more
 # steps of the same two engines, with eight requests and with the crowd.
 #
-# **One thing has to be switched off for that.** On a CPU with a C++ compiler and AVX-512, all layers of the model are
+# **One thing has to be switched off for that.** On most CPUs with a C++ compiler, all layers of the model are
 # one call, and in it there is no place for a clock. The backend says so (`fuses_layers`), and can be told not to: then
 # each layer is called by itself. That is another way to the same numbers, and a slower one. So every watched step has
 # a neighbour that runs as yours do, without clocks, and a third that only calls layer by layer.
@@ -649,9 +649,9 @@ show_source(accelerate)
 # |:--|:--|:--|
 # | a key goes to its slot (04, 05) | `LayerKV.write` in `cache/storage.py` | `write_kv` in `csrc/layers.cpp` |
 # | one query reads through the table (05, 07) | `attend_gathered` in `attention/torch_backend.py` | `csrc/decode.cpp` |
-# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, with AVX-512; else torch's |
-# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` with AVX-512; else oneDNN's products |
-# | the greedy token | the sampler, from logits | with AVX-512 in the head's product, without logits |
+# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, if our products are the faster; else torch's |
+# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` or oneDNN's products: what `calibrate.py` measured to be faster |
+# | the greedy token | the sampler, from logits | in the head's product, if it is ours, without logits |
 #
 # The two choose the same tokens, here in float32, where rounding is small. `attention_backend="torch"` takes the
 # folder away. (So does a machine without a compiler; `CXX=false` pretends to be one.)

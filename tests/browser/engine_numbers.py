@@ -17,7 +17,7 @@ from minipaged import LLM, AttentionBatch, BlockPool, BlockTable, KVSpec, Sampli
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
 from minipaged.cache.prefix import hash_blocks, usable_hits
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 Numbers = list[float]

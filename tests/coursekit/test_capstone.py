@@ -16,7 +16,7 @@ from coursekit.grading.grade import grade_answer
 from coursekit.grading.tasks import TASKS
 from coursekit.publish.exercise_build import handed_out_notebook, solved_notebook
 from minipaged import LLM, SamplingParams
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.exercises.proof import answers
 

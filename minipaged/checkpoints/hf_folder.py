@@ -16,10 +16,10 @@ import tokenizers
 from safetensors import safe_open
 from torch import Tensor
 
+from minipaged.checkpoints.files import MOST_TOKENIZER, is_there, read_json, read_optional_json, read_text
+from minipaged.checkpoints.hf_config import config_from_hf
 from minipaged.config import ModelConfig, token_ids
 from minipaged.model.errors import ModelLoadError, naming
-from minipaged.model.files import MOST_TOKENIZER, is_there, read_json, read_optional_json, read_text
-from minipaged.model.hf_config import config_from_hf
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.model.weights import StoredTensor, refuse_names
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import named_weights, save_folder, save_gguf
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import logits_of, named_weights, save_folder
 

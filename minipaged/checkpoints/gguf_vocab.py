@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BackendTokenizer
 
-from minipaged.model.gguf_file import GGUFFile
+from minipaged.checkpoints.gguf_file import GGUFFile
 from minipaged.model.tokenizer import Tokenizer
 
 # Values of tokenizer.ggml.token_type

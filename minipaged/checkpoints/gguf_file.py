@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minipaged.checkpoints.gguf_header import GGUFHeader, TensorInfo
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.model.families import FAMILIES, GGUF_FAMILIES
-from minipaged.model.gguf_header import GGUFHeader, TensorInfo
 from minipaged.model.llama import rotary_frequencies, stretch_frequencies
 from minipaged.model.weights import StoredTensor
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import load_model
+from tests.checkpoints.test_hf_meaning import EXTRA, byte_tokenizer
 from tests.model.model_files import logits_of
 from tests.model.test_families import SHAPE
-from tests.model.test_hf_meaning import EXTRA, byte_tokenizer
 
 Chance = random.Random
 CASES, SLICE = 300, 20

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.engine.text import OutputState
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.sampling_params import SamplingParams
+from tests.checkpoints.test_gguf_vocab import SYMBOLS, load_gguf_vocabulary
 from tests.model.model_files import named_weights, save_gguf
-from tests.model.test_gguf_vocab import SYMBOLS, load_gguf_vocabulary
 
 CONTROL = [
     "<|begin_of_text|>",

@@ -8,9 +8,9 @@ import pytest
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from minipaged.checkpoints.gguf_vocab import LLAMA3_PIECES
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.gguf_vocab import LLAMA3_PIECES
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import BYTES_OF_SYMBOLS, Tokenizer
 from tests.model.model_files import named_weights, save_gguf

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from minipaged.model import loading
+from minipaged.checkpoints import loading
+from minipaged.checkpoints.loading import find_model, load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import find_model, load_model
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import named_weights, save_folder
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.model.errors import ModelLoadError
 from minipaged.model.llama import rotary_frequencies, stretch_frequencies
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from tests.model.model_files import Q8_0, logits_of, named_weights, save_folder, save_gguf
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from minipaged.checkpoints import gguf_vocab, hf_folder
+from minipaged.checkpoints.gguf_file import GGUFFile
 from minipaged.config import ModelConfig
 from minipaged.dtypes import COMPUTE_DTYPES
-from minipaged.model import gguf_vocab, hf_folder
 from minipaged.model.errors import ModelLoadError, naming
-from minipaged.model.gguf_file import GGUFFile
 from minipaged.model.llama import Device, LlamaModel
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.model.weights import build_model

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 
+from minipaged.checkpoints.gguf_file import hf_name, unpermute
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.gguf_file import hf_name, unpermute
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
+from tests.checkpoints.test_gguf_vocab import gguf_vocabulary
 from tests.model.model_files import gguf_name, named_weights, permute
-from tests.model.test_gguf_vocab import gguf_vocabulary
 
 Chance = random.Random
 U32, F32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
