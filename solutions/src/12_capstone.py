@@ -287,7 +287,8 @@ if answers:
 
 # %%
 if answers:
-    show(blocks_over_steps(steps, NUM_BLOCKS), "the blocks of your pool in each step; blue where shared")
+    figure = blocks_over_steps(steps, NUM_BLOCKS)
+    show(figure, "the blocks of your pool in each step; blue where shared")
     strips = NUM_BLOCKS * BLOCK_SIZE // 128
     print("requests at once:", max(map(len, steps)), "at most; in strips of 128:", strips)
     print("blocks in use:   ", most_held(steps), "at most, of", NUM_BLOCKS)

@@ -87,7 +87,7 @@ def test_a_kernel_gets_every_row_of_every_layer():
         (([5], [0], [0], [[7]], [1]), "block 7 is named, the memory has 0 to 3"),
         (([5], [0], [16], [[0]], [1]), "block 4 is named, the memory has 0 to 3"),
         (([5], [0], [-1], [[0]], [1]), "slot -1: the memory has 0 to 15"),
-        (([5], [0], [0], [[-(2**20)]], [1]), "the least is 0"),
+        (([5], [0], [0], [[-(2**20)]], [1]), "block -1048576"),
         (([999], [0], [0], [[0]], [1]), "token 999: the model knows 0 to 319"),
         (([5], [4], [4], [[0]], [5]), "max_context_len is 5, the block tables hold 4"),
     ],
