@@ -2,12 +2,13 @@
 
 First every request reserves one contiguous strip for the longest sequence that the server accepts. Then the
 same engine, model and kernels take blocks of 16 tokens, each only when a token needs it. A short chat at the
-end shows that the model is a real one.
+end shows that the model is a real one. --live shows both at once in the terminal instead, block by block.
 """
 
 import argparse
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out/demo"), help="folder for the picture (default: out/demo)"
     )
-    parser.add_argument(
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
         "--json", action="store_true", help="print every figure for a program to read, and no chat"
+    )
+    output.add_argument(
+        "--live", action="store_true", help="watch the memory of both while they serve; nothing is measured"
     )
 
 
@@ -51,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from minipaged.machine import require_memory
 
     try:
+        if not args.live:
+            require_writable(args.out)
         require_memory(NEEDED_MEMORY, "the demo")
         return demonstrate(args)
     except ImportError as error:
@@ -59,6 +66,20 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     except (ValueError, MemoryError) as error:  # a model that cannot be loaded, a budget below one request
         raise CommandError(str(error)) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder; CommandError, before any work, where nothing can be written in it."""
+    from minipaged.commands import CommandError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"cannot write in {folder}: {error.strerror}. --out names another folder for the picture"
+        ) from error
 
 
 def demonstrate(args: argparse.Namespace) -> int:
@@ -79,16 +100,22 @@ def demonstrate(args: argparse.Namespace) -> int:
     model, _ = accelerate(model, get_backend("auto", device))
     requests = load_mix("chat48")[:: QUICK_STRIDE if args.quick else 1]
     dtype = str(model.model.dtype).removeprefix("torch.")
+    policies = {
+        f"strips of {args.max_model_len} tokens": args.max_model_len,
+        f"blocks of {BLOCK_SIZE}": BLOCK_SIZE,
+    }
     if not args.json:
         print(
             f"{model.name}, {dtype}, on {device}: {len(requests)} requests, sequences of up to "
             f"{args.max_model_len} tokens, {args.kv_memory} of KV memory"
         )
+    if args.live:
+        from coursekit.live import race
+
+        print()
+        race(model, requests, policies, kv_memory=args.kv_memory, max_model_len=args.max_model_len)
+        return 0
     runs = []
-    policies = {
-        f"strips of {args.max_model_len} tokens": args.max_model_len,
-        f"blocks of {BLOCK_SIZE}": BLOCK_SIZE,
-    }
     for policy, block_size in policies.items():
         if not args.json:
             print(f"\n{policy}:", flush=True)
@@ -103,6 +130,8 @@ def demonstrate(args: argparse.Namespace) -> int:
                 use_tqdm=not args.json,
             )
         )
+    if not args.json:
+        print_comparison(runs)  # before the picture, which a full disk may still refuse
     figure = memory_over_time(
         {run.policy: run.samples for run in runs}, parse_bytes(args.kv_memory, "--kv-memory")
     )
@@ -114,7 +143,6 @@ def demonstrate(args: argparse.Namespace) -> int:
             json.dumps({"policies": figures, "equal_outputs": same, "pictures": [str(p) for p in pictures]})
         )
         return 0
-    print_comparison(runs)
     foreign = max(run.foreign_share for run in runs)
     if foreign > BUSY:
         print(f"Other programs used up to {foreign:.0%} of the processor: the times are partly theirs.")
