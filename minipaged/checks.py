@@ -11,7 +11,11 @@ from collections.abc import Collection
 from typing import Literal, TypeGuard
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
-BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+BYTE_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power
+    for unit, base in (("B", 10**3), ("IB", 2**10))
+    for power, prefix in enumerate("KMGT", 1)
+}
 
 
 def is_whole(value: object) -> TypeGuard[int]:

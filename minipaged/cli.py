@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
@@ -88,7 +89,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     if found is None:
         is_group = bool(arguments) and any(name.startswith(f"{arguments[0]} ") for name in COMMANDS)
         if arguments and not is_group:
-            print(f"minipaged: there is no command {arguments[0]!r}\n", file=sys.stderr)
+            close = get_close_matches(arguments[0], {name.split()[0] for name in COMMANDS}, n=1)
+            meant = f", did you mean {close[0]!r}?" if close else ""
+            print(f"minipaged: there is no command {arguments[0]!r}{meant}\n", file=sys.stderr)
         print(command_list(arguments[0] if is_group else ""), file=sys.stderr)
         return 2
     try:

@@ -130,3 +130,8 @@ def test_reader_that_leaves_early_causes_no_traceback(arguments):
     command = f"{sys.executable} -m minipaged {arguments} | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_a_misspelt_command_is_answered_with_the_one_meant(capsys):
+    assert cli.main(["genrate"]) == 2
+    assert "there is no command 'genrate', did you mean 'generate'?\n" in capsys.readouterr().err

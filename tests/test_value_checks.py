@@ -10,7 +10,15 @@ from minipaged.checks import parse_bytes, require_at_least, require_flags, requi
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(64, 64), ("64", 64), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2kb", 2000), ("1 GB", 10**9)],
+    [
+        (64, 64),
+        ("64", 64),
+        ("64MiB", 64 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2kb", 2000),
+        ("1 GB", 10**9),
+        ("1TiB", 1 << 40),
+    ],
 )
 def test_memory_is_given_in_bytes_or_as_text(text: int | str, expected: int) -> None:
     assert parse_bytes(text, "kv_memory") == expected

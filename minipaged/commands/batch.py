@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="IN.jsonl", help="the prompts")
-    parser.add_argument("target", type=Path, metavar="OUT.jsonl", help="where results go; begun ones go on")
+    parser.add_argument(
+        "target", type=Path, metavar="OUT.jsonl", help="output file; an existing one is resumed"
+    )
     parser.add_argument(
         "--chunk", type=_positive, default=32, metavar="N", help="write N results at once (default 32)"
     )

@@ -33,7 +33,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="0 takes the likeliest token each time (default); 1 draws from the model's own distribution",
     )
     sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest share P"
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the smallest set of tokens with total probability P",
     )
     sampling.add_argument(
         "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest (0: all)"
@@ -150,5 +154,6 @@ def describe(cost: dict[str, Any]) -> str:
     memory = f"{cost['blocks']} blocks of {cost['block_size']}: {cost['kv_bytes'] / MIB:.2f} MiB of KV cache"
     times = f"first token after {cost['ttft']:.2f} s"
     if cost["tpot"]:
-        times += f", then {1 / cost['tpot']:.0f} tokens/s"
+        speed = 1 / cost["tpot"]
+        times += f", then {speed:.{0 if speed >= 1 else 1}f} tokens/s"
     return f"[{tokens} in {memory}; {times}]"

@@ -121,3 +121,4 @@ def test_costs_are_described_with_one_token_and_with_many(tpot):
     line = serving.describe({**cost, "ttft": 0.5, "tpot": tpot})
     assert line.startswith("[3 + 1 tokens in 1 blocks of 16: 1.00 MiB of KV cache; first token after 0.50 s")
     assert ("then 50 tokens/s" in line) == (tpot is not None)
+    assert "then 0.1 tokens/s" in serving.describe({**cost, "ttft": 7.0, "tpot": 10.0})  # slow, not stopped
