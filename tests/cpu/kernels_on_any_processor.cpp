@@ -2,10 +2,11 @@
 // processor. It needs no Python, so it runs in an emulator too; test_any_processor.py builds it together with
 // the kernels.
 //
-// It prints a line for each kernel; the exit status is the number of those that are wrong. Arrays are as long
-// as they must be and no longer, slots without a key are NaN, and what must not be written holds a NaN of its
-// own. (So this file is compiled without fast maths, which knows no NaN.) With the argument `beyond` a kernel
-// is made to read past the end of the cache instead: a build with sanitizers must report it.
+// It prints a line for each kernel and each way in which products are made; the exit status is the number of
+// those that are wrong. Arrays are as long as they must be and no longer, slots without a key are NaN, and what
+// must not be written holds a NaN of its own. (So this file is compiled without fast maths, which knows no
+// NaN.) With the argument `beyond` a kernel is made to read past the end of the cache instead: a build with
+// sanitizers must report it.
 //
 // In order: numbers and verdicts, the formulas, then kernel by kernel, whole layers last.
 #include <algorithm>
@@ -28,6 +29,21 @@ extern "C" const RowKernels<float> functions_float32;
 extern "C" const RowKernels<bfloat16> functions_bfloat16;
 extern "C" int64_t layers_float32(const Layers<float>*);
 extern "C" int64_t layers_bfloat16(const Layers<bfloat16>*);
+
+// The ways in which a product can be made, and the choice among them; sources without choice.h know one.
+struct Manner { const char* name; int32_t tiles, prefetch; };
+#if __has_include("choice.h")
+extern "C" int32_t tiles_allowed();
+extern "C" void choose_float32(int32_t tiles, int32_t prefetch);
+extern "C" void choose_bfloat16(int32_t tiles, int32_t prefetch);
+const Manner MANNERS[] = {{"", 0, NTA}, {", tiles", 1, T0}};
+#else
+int32_t tiles_allowed() { return 0; }
+void choose_float32(int32_t, int32_t) {}
+void choose_bfloat16(int32_t, int32_t) {}
+const Manner MANNERS[] = {{"", 0, 0}};
+#endif
+static const char* manner = "";  // the name of the chosen one
 
 // ---- Numbers ----
 
@@ -86,7 +102,7 @@ struct Verdict {
     int64_t cases = 0;
 
     Verdict(const char* kernel, const char* dtype, double limit)
-        : kernel(std::string(kernel) + " " + dtype), limit(limit) {}
+        : kernel(std::string(kernel) + " " + dtype + manner), limit(limit) {}
 
     void require(bool right, const std::string& what, const char* more = "") {
         if (!right && wrong.empty()) wrong = what + more;
@@ -113,7 +129,7 @@ struct Verdict {
             require(same_bits(from[i], from_bits<T>(UNTOUCHED)), what, ": writes where it must not");
     }
     int failures() const {
-        std::printf("%-18s %4d cases, largest error %.1e of %.1e: %s\n", kernel.c_str(), int(cases), largest,
+        std::printf("%-24s %4d cases, largest error %.1e of %.1e: %s\n", kernel.c_str(), int(cases), largest,
                     limit, wrong.empty() ? "right" : ("WRONG at " + wrong).c_str());
         std::fflush(stdout);
         return wrong.empty() ? 0 : 1;
@@ -252,10 +268,11 @@ Rows<double> attention(const Q* query, int64_t heads, const Cache<T>& cache, int
 // ---- What is done to each row ----
 
 template <typename T> int check_norm(const RowKernels<T>& kernels) {
+    // Numbers so small that eps counts, too.
     Verdict verdict("norm", name_of<T>(), 2 * ROUNDING<T>);
     for (const int64_t size : {16, 48, 80, 576})
         for (const int64_t rows : {1, 2, 3, 5, 7, 13, 40}) {
-            const Rows<T> x = any.rows<T>(rows * size, 3), weight = any.rows<T>(size);
+            const Rows<T> x = any.rows<T>(rows * size, rows % 2 ? 3 : 0.005), weight = any.rows<T>(size);
             Rows<T> out((rows + 1) * size, from_bits<T>(UNTOUCHED));
             kernels.norm(x.data(), weight.data(), out.data(), rows, size, 1e-5f);
             verdict.untouched(&out[rows * size], size, label({{"rows", rows}, {"size", size}}));
@@ -450,6 +467,27 @@ template <typename T> void check_products(Verdict& verdict, int64_t rows, int64_
     verdict.close(run<T, T>(verdict, add, x.data(), rows, columns, there, what("ADD")), exact, what("ADD"));
 }
 
+// Whole numbers: every sum is exact, so the result is its rounding to the bit.
+template <typename T> void check_rounding(Verdict& verdict, int64_t rows, int64_t depth) {
+    const int64_t columns = 2 * WIDTH;
+    Rows<T> x, weight, there, expected;
+    for (int64_t i = 0; i < rows * depth; i++) x.push_back(to<T>(any.below(31) - 15.0));
+    for (int64_t i = 0; i < columns * depth; i++) weight.push_back(to<T>(any.below(31) - 15.0));
+    for (int64_t i = 0; i < rows * columns; i++) there.push_back(to<T>(any.below(31) - 15.0));
+    const Rows<double> exact = times(x, weight, depth);
+    const std::vector<uint32_t> panels = in_panels(weight, depth);
+    for (const After after : {ROUND, ADD}) {
+        const std::string what = "rounding " + label({{"rows", rows}, {"depth", depth}, {"after", after}});
+        const Product<T> p = product_of<T>(panels, depth, after);
+        const Rows<T> ours = run<T, T>(verdict, p, x.data(), rows, columns, there, what);
+        for (int64_t i = 0; i < rows * columns; i++) {
+            const double added = after == ADD ? number(there[i]) : 0;
+            verdict.require(same_bits(ours[i], to<T>(exact[i] + added)), what);
+        }
+        verdict.cases++;
+    }
+}
+
 template <typename T> int check_product() {
     // Gates multiply two sums; a row of a norm is rounded before the product.
     Verdict verdict("product", name_of<T>(), 2 * ROUNDING<T>);
@@ -460,6 +498,7 @@ template <typename T> int check_product() {
         for (const int64_t rows : {1, 5, 18}) check_products<T>(verdict, rows, depth, false);
     for (const int64_t depth : {16, 48, 64, 80})
         for (const int64_t rows : {1, 5, 13, 241}) check_products<T>(verdict, rows, depth, true);
+    for (const int64_t rows : {1, 7, 13, 40}) check_rounding<T>(verdict, rows, 70);
     return verdict.failures();
 }
 
@@ -714,9 +753,17 @@ int check_layers(int64_t (*layers_kernel)(const Layers<T>*)) {
 // ---- All of them ----
 
 template <typename T>
-int check_all(const RowKernels<T>& kernels, int64_t (*layers_kernel)(const Layers<T>*)) {
-    return check_norm(kernels) + check_turn(kernels) + check_store(kernels) + check_product<T>() +
-           check_decode<T>() + check_prefill<T>() + check_layers(layers_kernel);
+int check_all(const RowKernels<T>& kernels, int64_t (*layers_kernel)(const Layers<T>*),
+              void (*choose)(int32_t tiles, int32_t prefetch)) {
+    manner = "";
+    int failures = check_norm(kernels) + check_turn(kernels) + check_store(kernels) + check_decode<T>();
+    for (const Manner& next : MANNERS) {
+        if (next.tiles && (sizeof(T) == 4 || !tiles_allowed())) continue;
+        choose(next.tiles, next.prefetch);
+        manner = next.name;
+        failures += check_product<T>() + check_prefill<T>() + check_layers(layers_kernel);
+    }
+    return failures;
 }
 
 // A table that names the block after the last.
@@ -732,8 +779,8 @@ static int read_beyond() {
 
 int main(int count, char** arguments) {
     if (count > 1) return std::string(arguments[1]) == "beyond" ? read_beyond() : 64;
-    const int failures = check_all(functions_float32, layers_float32) +
-                         check_all(functions_bfloat16, layers_bfloat16);
+    const int failures = check_all(functions_float32, layers_float32, choose_float32) +
+                         check_all(functions_bfloat16, layers_bfloat16, choose_bfloat16);
     std::printf("%d kernels are wrong\n", failures);
     return failures;
 }
