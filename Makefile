@@ -20,7 +20,7 @@ NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site browser scale clean
+.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site slides pictures browser scale serve served clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -44,7 +44,7 @@ demo: setup ## serve one batch under both memory policies and compare (ARGS=--qu
 test: unit notebooks ## run the tests and re-run every notebook against its stored outputs: does it work here?
 
 unit: setup ## run the tests only
-	$(PYTEST) -m "not slow and not extra and not browser" $(ARGS)
+	$(PYTEST) -m "not slow and not extra and not browser and not serve" $(ARGS)
 
 notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
@@ -54,7 +54,7 @@ endif
 check: test long ## make test, then make long: all that is tested without a browser
 
 long: setup ## run what `make test` leaves out: thousands of histories, other processors, every planted mistake, Ray, vLLM
-	MINIPAGED_FUZZ=6 $(PYTEST) -m "(slow or fuzz or extra) and not browser" $(ARGS)
+	MINIPAGED_FUZZ=6 $(PYTEST) -m "(slow or fuzz or extra) and not browser and not serve" $(ARGS)
 
 build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
 	$(BIN)/python -m coursekit.publish.build $(ARGS)
@@ -85,17 +85,31 @@ peers: setup ## install vLLM's CPU build beside us, in .peers, for `make bench` 
 scale: setup ## install Ray, for `minipaged batch --workers` and its test
 	@$(BIN)/python scripts/setup_env.py --extra scale
 
+serve: setup ## answer HTTP requests, with a page that shows the memory (ARGS="--port 9000")
+	@$(BIN)/python scripts/setup_env.py --extra serve
+	@$(BIN)/minipaged serve --kv-memory 64MiB --max-model-len 2048 $(ARGS)
+
+served: setup ## test the server with real clients, and its page in Chromium (ARGS="-k api")
+	@$(BIN)/python scripts/setup_env.py --extra serve,serve-test,browser
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m serve tests/serve $(ARGS)
+
 home: setup ## write where the repository is published into every file that says it (REPO=owner/name)
 	@$(BIN)/python scripts/set_home.py "$(REPO)"
 
 site: setup ## build lessons, exercises, guides and API reference as pages to read offline, into site/
-	@$(BIN)/python scripts/setup_env.py --extra site
+	@$(BIN)/python scripts/setup_env.py --extra site,serve
 	@$(BIN)/python scripts/build_site.py
+
+slides: setup ## make slides of the lessons, to be shown in a class, in slides/ (ARGS=02: of lesson 02)
+	@$(BIN)/python scripts/build_slides.py $(ARGS)
+
+pictures: setup ## measure, and draw the pictures of docs/images
+	@$(BIN)/python scripts/draw_pictures.py
 
 browser: setup ## drive the widgets in JupyterLab, and the built site, in Chromium (ARGS="-k site")
 	@$(BIN)/python scripts/setup_env.py --extra browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m browser tests/browser $(ARGS)
 
 clean: ## remove .venv and everything the commands wrote
-	rm -rf .venv .peers out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers out site slides build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

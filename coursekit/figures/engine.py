@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from coursekit.figures.style import BLUE, GREY, INK, PALE, house_style, label
 
-SHADES = (BLUE, "#7fa3dc", INK, GREY, "#a3a3a3", PALE, "#ececec")
+SHADES = (BLUE, "#7fa3dc", GREY, "#a3a3a3", INK, PALE, "#ececec")
 LIGHT = {"#a3a3a3", PALE, "#ececec", "#7fa3dc"}
 SHORTEST_NAMED = 0.05
 """Share of the longest bar from which a part carries its percentage."""

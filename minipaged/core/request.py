@@ -244,9 +244,9 @@ class StepPlan:
     ended: list[Request] = field(default_factory=list)
     """A request that ended while planning, alone in a pool too small for it."""
 
-    def add(self, request: Request, num_tokens: int) -> None:
-        """The next `num_tokens` tokens of a request."""
-        if num_tokens == request.num_missing:
+    def add(self, request: Request, num_tokens: int, *, is_sampled: bool) -> None:
+        """The next `num_tokens` tokens of a request. It is sampled if they are all it misses."""
+        if is_sampled:
             self.sampled.append(request)
             self.sampled_from.append(len(self.requests))
         self.requests.append(request)

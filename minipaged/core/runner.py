@@ -140,6 +140,8 @@ class ModelRunner:
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
         """For requests that ask: log-probabilities of the prompt tokens that follow this step's rows."""
+        if not plan.num_prefill_tokens:
+            return
         end = 0
         for request, query_len in zip(plan.requests, plan.query_lens, strict=True):
             start, end = end, end + query_len

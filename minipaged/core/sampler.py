@@ -17,13 +17,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minipaged.core.filters import apply_filters, column
 from minipaged.sampling_params import SamplingParams
-
-ARGMAX_BLOCK = 256  # numbers; any size from 64 to 512 is as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +126,15 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
     if not is_plain:
         logits = _apply_penalties(_mask_short(logits, states), states)
     token_ids = argmax(logits)
-    is_finite = logits.gather(1, token_ids[:, None])[:, 0].isfinite()
-    drawn = [row for row, state in enumerate(states) if not state.params.is_greedy]
+    drawn = [] if is_plain else [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
-        token_ids[rows] = _draw(logits[rows], [states[row] for row in drawn])
-    chosen = token_ids.where(is_finite, -1).tolist()  # here the host waits for the device
+        is_finite = token_ids[rows] >= 0
+        token_ids[rows] = _draw(logits[rows], [states[row] for row in drawn]).where(is_finite, -1)
+    chosen = token_ids.tolist()  # here the host waits for the device
     if chosen and min(chosen) < 0:
         checked_argmax(logits, lambda row: states[row].request_id)  # raises, and says which row it was
-    return SamplerOutput(chosen, _logprobs(raw, chosen, states))
+    return SamplerOutput(chosen, None if is_plain else _logprobs(raw, chosen, states))
 
 
 def checked_argmax(logits: Tensor, request_of: Callable[[int], str]) -> Tensor:
@@ -144,25 +143,26 @@ def checked_argmax(logits: Tensor, request_of: Callable[[int], str]) -> Tensor:
     `request_of` gives the id of a row's request, for the error.
     """
     token_ids = argmax(logits)
-    largest = logits.gather(1, token_ids[:, None])[:, 0]
-    bad_rows = (~largest.isfinite()).nonzero()[:, 0]
+    bad_rows = (token_ids < 0).nonzero()[:, 0]
     if len(bad_rows):
         row = int(bad_rows[0])
-        raise BadLogitsError(request_of(row), row, float(largest[row]))
+        raise BadLogitsError(request_of(row), row, float(logits[row].max()))
     return token_ids
 
 
 def argmax(x: Tensor) -> Tensor:
-    """[R] int64: where each row of x, [R, V], is largest; of equals the first. NaN counts as the largest.
+    """int64 [R]: where each row of x, [R, V], is largest; of equals the first.
 
-    On a CPU torch's argmax compares one number at a time, its amax sixteen. So the block that holds the
-    largest is found by amax, and only that block is searched: eight times as fast for V = 49152.
+    -1 in a row whose largest number is not finite; NaN counts as the largest. On a CPU numpy searches with
+    vector instructions, torch compares one number at a time.
     """
-    if x.device.type != "cpu" or x.shape[1] % ARGMAX_BLOCK:
-        return x.argmax(dim=-1)
-    blocks = x.unflatten(1, (-1, ARGMAX_BLOCK))  # [R, V / block, block]
-    best = blocks.amax(dim=-1).argmax(dim=-1)  # [R], torch.argmax promises the first of equals
-    return best * ARGMAX_BLOCK + blocks[torch.arange(len(x)), best].argmax(dim=-1)
+    if x.device.type == "cpu":
+        rows = x.detach().numpy()
+        found = rows.argmax(axis=1)
+        found[~np.isfinite(rows[np.arange(len(rows)), found])] = -1
+        return torch.from_numpy(found)
+    largest, places = x.max(dim=-1)  # torch promises the first of equals
+    return places.where(largest.isfinite(), -1)
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

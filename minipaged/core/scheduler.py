@@ -49,7 +49,7 @@ class Scheduler:
         plan = StepPlan()
         budget = self.config.max_num_batched_tokens
         for request in self.running:  # a preemption shortens the list from its end
-            budget -= self._compute(request, min(request.num_missing, budget), plan)
+            budget -= self._compute(request, budget, plan)
         while self.waiting and budget and not plan.preempted:
             request = self.waiting[0]
             hits = self.manager.find_hits(request)
@@ -57,7 +57,7 @@ class Scheduler:
                 break
             self._start(self.waiting.popleft(), plan)
             self.manager.enter(request, hits)
-            budget -= self._compute(request, min(request.num_missing, budget), plan)
+            budget -= self._compute(request, budget, plan)
         if not plan.requests and not plan.ended and self.has_unfinished:
             raise RuntimeError(
                 f"the step scheduled nothing: {len(self.running)} running, {len(self.waiting)} waiting, "
@@ -65,9 +65,14 @@ class Scheduler:
             )
         return plan
 
-    def _compute(self, request: Request, num_tokens: int, plan: StepPlan) -> int:
-        """Take the blocks of a request's next tokens, of fewer where blocks are short; how many tokens."""
-        if not num_tokens:  # it has just forked: this step computes its prompt
+    def _compute(self, request: Request, budget: int, plan: StepPlan) -> int:
+        """Take the blocks of the tokens a request misses, of fewer where the budget or blocks are short.
+
+        Returns how many tokens: none of one that has just forked, for this step computes its prompt.
+        """
+        missing = request.num_missing
+        num_tokens = min(missing, budget)
+        if not num_tokens:
             return 0
         copies = request.table.append(num_tokens)
         if copies is None:
@@ -79,9 +84,9 @@ class Scheduler:
         if copies:  # the block that the next token goes to was replaced: its row is written again from there
             plan.copies += copies
             request.row_blocks = min(request.row_blocks, request.num_computed // self.manager.block_size)
-        plan.add(request, num_tokens)
+        plan.add(request, num_tokens, is_sampled=num_tokens == missing)
         self.manager.index(request)
-        if num_tokens == request.num_missing:
+        if num_tokens == missing and not request.output.token_ids:
             for sibling in request.waiting_siblings():
                 self.waiting.remove(sibling)
                 self._start(sibling, plan)

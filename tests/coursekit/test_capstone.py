@@ -6,7 +6,7 @@ import torch
 from coursekit.capstone import plug_in_attention, plug_in_memory
 from minipaged import LLM, SamplingParams
 from minipaged.attention.reference import ReferenceBackend
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.exercises.test_04_block_table import ALLOCATOR, BLOCK_TABLE
 

@@ -30,19 +30,12 @@ extern "C" const RowKernels<bfloat16> functions_bfloat16;
 extern "C" int64_t layers_float32(const Layers<float>*);
 extern "C" int64_t layers_bfloat16(const Layers<bfloat16>*);
 
-// The ways in which a product can be made, and the choice among them; sources without choice.h know one.
+// The ways in which a product can be made (choice.h), by what they compute: a hint changes no bit.
 struct Manner { const char* name; int32_t tiles, prefetch; };
-#if __has_include("choice.h")
 extern "C" int32_t tiles_allowed();
 extern "C" void choose_float32(int32_t tiles, int32_t prefetch);
 extern "C" void choose_bfloat16(int32_t tiles, int32_t prefetch);
 const Manner MANNERS[] = {{"", 0, NTA}, {", tiles", 1, T0}};
-#else
-int32_t tiles_allowed() { return 0; }
-void choose_float32(int32_t, int32_t) {}
-void choose_bfloat16(int32_t, int32_t) {}
-const Manner MANNERS[] = {{"", 0, 0}};
-#endif
 static const char* manner = "";  // the name of the chosen one
 
 // ---- Numbers ----

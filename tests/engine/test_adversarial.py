@@ -4,6 +4,7 @@ requests that outgrow a pool without chunked prefill. Nothing may stall, leak or
 import contextlib
 import os
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 from fake_model import HashModel, assert_idle, greedy, make_engine, poison, run, step, tokens_of
 
+from minipaged.checkpoints.loading import LoadedModel
+from minipaged.core.request import Request
 from minipaged.core.sampler import BadLogitsError
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
-from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_tokenizers import PieceTokenizer
 
@@ -236,6 +238,37 @@ def test_no_mix_of_tiny_pools_samples_aborts_and_resets_stalls() -> None:
         assert_idle(engine)
         preemptions += engine.stats.num_preemptions
     assert preemptions > 100
+
+
+@pytest.mark.fuzz
+def test_in_tight_pools_no_sequence_gives_way_more_than_four_times() -> None:
+    """What bounds it: only the youngest gives way, and it comes back before anything younger enters."""
+    most, preemptions = 0, 0
+    for seed in range(2 * SCHEDULES):
+        rng = random.Random(seed)
+        block_size, longest, samples = rng.choice([1, 2, 4]), rng.randint(10, 30), rng.randint(1, 3)
+        engine = make_engine(
+            block_size=block_size,
+            num_blocks=blocks_for(longest, block_size) * samples + rng.randint(1, 8),
+            max_model_len=longest,
+            max_num_seqs=8,
+            max_num_batched_tokens=rng.randint(8, 40),
+            enable_prefix_caching=rng.random() < 0.5,
+            preemption=rng.choice(["recompute", "swap"]),
+            num_host_blocks=rng.choice([1, 10, 40]),
+        )
+        gave_way: Counter[Request] = Counter()
+        engine.on_step = lambda plan, found=gave_way: found.update(plan.preempted)
+        for number in range(12):
+            prompt = [rng.randint(1, 9) for _ in range(rng.randint(1, longest - 2))]
+            params = SamplingParams(n=samples, seed=number, max_tokens=longest, ignore_eos=True)
+            engine.add_request(str(number), prompt, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+        most = max(most, *gave_way.values(), 0)
+        preemptions += gave_way.total()
+    assert preemptions > 4 * SCHEDULES
+    assert most <= 4
 
 
 def test_a_request_that_outgrew_the_pool_ends_when_it_comes_back_without_chunked_prefill() -> None:

@@ -57,7 +57,8 @@ def test_torch_and_triton_are_pinned_as_the_pair_that_belongs_together():
 
 
 def test_what_the_requirements_bring_with_them_is_pinned_too():
-    unpinned, todo, seen = set(), asked_for("course", "test", "hub", "site", "browser", "scale"), set()
+    extras = ("course", "test", "hub", "site", "browser", "scale", "serve", "serve-test")
+    unpinned, todo, seen = set(), asked_for(*extras), set()
     while todo:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)

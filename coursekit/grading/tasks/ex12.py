@@ -27,7 +27,7 @@ NEW_TOKENS = 16
 @cache
 def model() -> Any:
     """SmolLM2 in float32, in which two right ways to compute agree token for token."""
-    from minipaged.model.loading import load_model
+    from minipaged.checkpoints.loading import load_model
 
     return load_model("smollm2-135m", dtype=torch.float32, device="cpu")
 
