@@ -2,6 +2,7 @@
 
 The documents are copied into `build/site` with the places they have in the repository, so that their links
 to each other hold; `docs/site` has the rest: Sphinx's settings, the style, the templates of the reference.
+The runs that the pages play are recorded first, into `build/recordings`, unless they were with this code.
 """
 
 import pkgutil
@@ -11,9 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import mathjax
+import nbformat
+import npm
 
 import minipaged
+from coursekit.player import player_page
+from coursekit.publish import tour
+from coursekit.publish.recorded_runs import recorded_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE = ROOT / "build/site"
@@ -23,7 +28,9 @@ SETTINGS = ROOT / "docs/site"
 
 # heading in the list of contents -> the documents below it, in this order
 SECTIONS = {
+    "The tour": ["docs/tour/*.md"],
     "The course": ["notebooks/[0-9]*.ipynb"],
+    "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
     "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
@@ -41,9 +48,33 @@ def stage(pattern: str) -> list[str]:
         if str(name) == START_PAGE:
             continue
         (STAGE / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, STAGE / name)
+        if file.suffix == ".ipynb":
+            nbformat.write(with_texts_of_pictures(nbformat.read(file, as_version=4)), STAGE / name)
+        else:
+            shutil.copy2(file, STAGE / name)
         names.append(str(name.with_suffix("")))
     return names
+
+
+def with_texts_of_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Put each picture's text where MyST-NB looks for it: at the cell, not at the output."""
+    for cell in notebook.cells:
+        stored = [output.get("metadata", {}).get("image/png", {}) for output in cell.get("outputs", [])]
+        texts = [metadata["alt"] for metadata in stored if "alt" in metadata]
+        if texts:
+            cell.metadata["mystnb"] = {"image": {"alt": " ".join(texts)}}
+    return notebook
+
+
+def write_players() -> None:
+    """A page for each recorded run beside the others, and the tour with its numbers and players."""
+    runs = recorded_runs(ROOT / "build/recordings")
+    folder = STAGE / "players/player"
+    folder.mkdir(parents=True)
+    for name, run in runs.items():
+        (folder / f"{name}.html").write_text(player_page(run.text), encoding="utf-8")
+    for page in STAGE.glob("docs/tour/*.md"):
+        page.write_text(tour.render(page.read_text(encoding="utf-8"), runs), encoding="utf-8")
 
 
 def toctree(caption: str, names: list[str]) -> str:
@@ -80,8 +111,8 @@ def public_modules() -> list[str]:
 def fetch_mathjax() -> None:
     """Lay MathJax beside the pages; where it is out of reach, formulas stay as they are typed."""
     try:
-        mathjax.unpack(mathjax.package(ROOT / "build"), STAGE / "mathjax")
-    except mathjax.MathJaxError as error:
+        npm.unpack(npm.MATHJAX, npm.fetch(npm.MATHJAX, ROOT / "build"), STAGE / "mathjax")
+    except npm.NpmError as error:
         print(f"site: formulas will show as typed. {error}", file=sys.stderr)
 
 
@@ -97,6 +128,7 @@ def run_sphinx() -> int:
 def main() -> int:
     start = time.monotonic()
     write_sources()
+    write_players()
     fetch_mathjax()
     status = run_sphinx()
     if status == 0:

@@ -138,6 +138,7 @@ class Server(uvicorn.Server):
     """The first signal lets what is under way finish, a second one ends at once."""
 
     on_exit: Callable[[], None]
+    should_exit: bool
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit

@@ -1,4 +1,4 @@
-"""The live page in a real Chromium: send users, see blocks fill, pick, fork, hang up, pause, replay."""
+"""The live page in a real Chromium: send users, see blocks fill, pick, fork, hang up, pause."""
 
 import shutil
 
@@ -8,11 +8,12 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make s
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: `make served` installs it")
 
 import httpx
+from page_checks import FAINT, UNNAMED
 from tiny import running, tiny_llm
 
 pytestmark = pytest.mark.serve
 PHONE = {"width": 390, "height": 844}
-BLUE, GREY = "#1f5fbf", "#b4b4b4"
+BLUE, GREY = "#1f5fbf", "#b8b8b8"
 PIXELS = """([name, colour]) => {
     const canvas = views.get(name).canvas, data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -80,20 +81,20 @@ def test_a_picked_request_is_joined_to_its_blocks_while_the_engine_is_paused(pag
     server.wait_until(lambda: len(server.llm.engine.requests) >= 3)
     steps = server.llm.stats.num_steps
     page.click("#one")
-    page.wait_for_selector("#requests button.running")
+    page.wait_for_selector("#running button")
     assert server.llm.stats.num_steps == steps + 1
-    page.locator("#requests button.running").first.click()
-    page.wait_for_function("document.querySelectorAll('.lane line').length > 0")
+    page.locator("#running button").first.click()
+    page.wait_for_function("document.querySelectorAll('.lane path').length > 0")
     name = page.evaluate("picked")
     blocks = server.llm.engine.requests[name.split("/")[0]].samples[0].table.blocks
     assert page.locator(".table li").all_inner_texts() == [f"{i} → {block}" for i, block in enumerate(blocks)]
-    assert page.locator(".lane line").count() == len(blocks)
+    assert page.locator(".lane path").count() == len(blocks)
     assert page.evaluate(PIXELS, ["blocks", BLUE]) > 0
     page.locator(".lane canvas").focus()
     page.evaluate(f"point('blocks', {blocks[0] - 1 if blocks[0] else 1})")
     page.keyboard.press("ArrowRight" if blocks[0] else "ArrowLeft")
     page.wait_for_function(f"document.getElementById('block').innerText.includes('Block {blocks[0]}:')")
-    assert f"in the block tables of {name}" in page.locator("#block").inner_text()
+    assert f"in the block tables of {name.removesuffix('/0')}" in page.locator("#block").inner_text()
     page.click("#pause")
     server.wait_until(lambda: not server.thread.paused)
 
@@ -109,8 +110,12 @@ def test_a_chat_forks_its_prompt_copies_on_write_and_frees_all_when_it_hangs_up(
         "[...lanes.get('blocks').owners().values()].some((at) => at.length === 4)"
         " && [...lanes.get('blocks').owners().values()].filter((at) => at.length === 1).length >= 4"
     )
+    kinds = "lanes.get('blocks').events.map((event) => event[1])"
+    page.wait_for_function(f"['fork', 'copy'].every((kind) => {kinds}.includes(kind))")
+    assert page.evaluate(f"{kinds}.filter((kind) => kind === 'fork').length") == 3
     page.click("#stop")
-    page.wait_for_function("!lanes.get('blocks').sequences.size")
+    page.wait_for_function("!lanes.get('blocks').sequences.size && !dirty")
+    assert page.evaluate(PIXELS, ["blocks", BLUE]) == 0
     server.wait_until_idle()
     assert "its blocks are free" in page.locator("#said").inner_text()
 
@@ -122,10 +127,7 @@ def test_strips_stand_beside_blocks_and_hold_fewer(page, server):
     page.select_option("#rate", "1000")
     page.click("#send")
     page.wait_for_function("lanes.get('blocks').most > 10 && lanes.get('strips').most > 0")
-    assert (
-        page.evaluate("lanes.get('strips').most")
-        <= server.thread.lanes["strips"].pool.num_blocks
-    )
+    assert page.evaluate("lanes.get('strips').most") <= server.thread.lanes["strips"].pool.num_blocks
     page.click("#strips")
     page.wait_for_function("views.size === 1")
 
@@ -139,6 +141,17 @@ def test_words_change_and_a_phone_needs_no_sideways_scrolling(page, server):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     missing = "Object.keys(WORDS.en).filter((key) => !(key in WORDS.zh)).length"
     assert page.evaluate(missing) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_named_and_dark_enough_to_read(page, server, scheme):
+    page.emulate_media(color_scheme=scheme)
+    open_page(page, server)
+    page.click("#send")
+    page.wait_for_selector("#running button")
+    page.wait_for_function("document.getElementById('status').textContent.includes('running')")
+    assert page.evaluate(UNNAMED) == []
+    assert page.evaluate(FAINT) == []
 
 
 def test_an_open_page_that_is_closed_leaves_nothing_behind(page, server):

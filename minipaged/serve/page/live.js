@@ -33,7 +33,7 @@ async function watch() {
       for await (const line of linesOf(await call("page/frames"))) {
         const known = lanes.size, value = line && JSON.parse(line);
         if (!value) continue;
-        read(line);
+        read(value);
         if (lanes.size !== known || (value.format && !$("about").textContent)) speak();
         if ("paused" in value) showState(value);
         dirty = true;
@@ -44,15 +44,16 @@ async function watch() {
   }
 }
 
-let told = 0;
+let saidAt = 0;
 function showState(frame) {
   paused = frame.paused;
   $("pause").textContent = paused ? word().goOn : word().pause;
   $("pause").setAttribute("aria-pressed", paused);
   $("one").disabled = !paused;
-  if (Date.now() - told > 3000 || paused || !frame.running) {  // often enough for a screen reader
-    told = Date.now();
-    $("status").textContent = (paused ? word().paused + " " : "") + word().summary(lanes.get("blocks").frame);
+  if (Date.now() - saidAt > 3000 || paused || !frame.running) {  // often enough for a screen reader
+    saidAt = frame.running && !paused ? Date.now() : 0;  // and at once when the first request runs
+    const lane = lanes.get("blocks");
+    $("status").textContent = (paused ? word().paused + " " : "") + word().summary(lane.frame, lane.header.num_blocks);
   }
 }
 
@@ -61,7 +62,7 @@ $("pause").onclick = () => { showState({ paused: !paused, running: 1 }); control
 $("one").onclick = () => control({ step: 1 });
 $("delay").onchange = () => control({ delay: +$("delay").value });
 $("send").onclick = () => {
-  for (const lane of lanes.values()) { lane.most = 0; lane.preemptions = 0; }
+  for (const lane of lanes.values()) { lane.most = 0; lane.frame.preemptions = 0; }
   call("page/users", { count: 30, rate: +$("rate").value, mix: $("mix").value }).catch((error) => { $("status").textContent = error.message; });
 };
 $("strips").onchange = async () => {

@@ -1,8 +1,11 @@
 "use strict";
-// Draws what a recording says, line by line: a file, or the feed of a server. It computes nothing of its own.
+// Draws what a recording says, line by line: a file, or the feed of a server. It computes nothing of its own:
+// what a block holds and who shares it follows from the tables in the frames (docs/recordings.md).
 const $ = (id) => document.getElementById(id);
 const lanes = new Map();  // lane name -> Lane, in the order in which they came
-let picked = null, pointed = null, dirty = true;
+let picked = null, pointed = null, dirty = true, onSpeak = () => {};
+const request = (name) => name.slice(0, name.lastIndexOf("/"));
+const short = (name) => name.replace(/\/0$/, "");
 
 class Lane {
   constructor(header) {
@@ -10,8 +13,9 @@ class Lane {
     this.published = new Map();
     this.contents = new Map();  // block -> the texts it was last seen to hold
     this.history = [];
-    this.frame = { running: 0, waiting: 0, blocks_held: 0, index: 0 };
-    this.most = this.preemptions = 0;
+    this.events = [];  // [step, kind, …what its words take], newest first
+    this.frame = { running: 0, waiting: 0, blocks_held: 0, index: 0, preemptions: 0 };
+    this.most = 0;
     this.begin(header);
   }
 
@@ -20,47 +24,66 @@ class Lane {
     this.header = header;
     this.sequences.clear();
     this.published.clear();
+    this.anew = this.history.length > 0;
   }
 
   apply(frame) {
-    const seqs = frame.sequences || {};
-    for (const [name, change] of Object.entries(seqs)) {
+    const before = new Map();  // sequence -> its table until now
+    for (const [name, change] of Object.entries(frame.sequences || {})) {
       let s = this.sequences.get(name);
       if (!s) this.sequences.set(name, s = { status: "", prompt: 0, stored: 0, blocks: [], tokens: [] });
+      before.set(name, s.blocks);
       if (change.tokens) s.tokens.push(...change.tokens);
-      if (change.blocks) s.blocks.splice(change.from, s.blocks.length, ...change.blocks);
+      if (change.blocks) s.blocks = [...s.blocks.slice(0, change.from), ...change.blocks];
       for (const key of ["status", "prompt", "stored"]) if (key in change) s[key] = change[key];
     }
-    const found = Object.entries(frame.published || {});
-    if (found.length) {
-      const owners = this.owners();
-      for (const [block, hash] of found) {
-        this.published.set(+block, hash);
-        const at = owners.get(+block);
-        if (at) this.contents.set(+block, this.texts(at[0]));
-        else this.contents.delete(+block);
-      }
+    if (!this.anew) this.notice(frame, before);
+    this.anew = false;
+    const found = Object.entries(frame.published || {}), owners = found.length ? this.owners() : null;
+    for (const [block, hash] of found) {
+      this.published.set(+block, hash);
+      const at = owners.get(+block);
+      if (at) this.contents.set(+block, this.texts(at[0])); else this.contents.delete(+block);
     }
     for (const block of frame.unpublished || []) this.published.delete(block);
     for (const name of frame.gone || []) this.sequences.delete(name);
-    if (frame.index !== this.frame.index) this.preemptions += frame.preempted || 0;
-    if (!this.sequences.size && "sequences" in frame) Object.assign(frame, { running: 0, waiting: 0 });
-    this.frame = { ...this.frame, ...frame, preemptions: this.preemptions };
-    this.most = Math.max(this.most, frame.running || 0);
-    const size = this.header.bytes_per_block * this.header.num_blocks;
-    const stored = this.sequences.size || !("sequences" in frame) ? (frame.used_bytes || 0) / size : 0;
-    const last = this.history.at(-1), time = (frame.time || 0) + (frame.duration || 0);
+    const counted = frame.index !== this.frame.index ? frame.preempted || 0 : 0;
+    const idle = "sequences" in frame && !this.sequences.size ? { running: 0, waiting: 0 } : {};
+    this.frame = { ...this.frame, ...frame, ...idle, preemptions: this.frame.preemptions + counted };
+    this.most = Math.max(this.most, this.frame.running);
     if (!("index" in frame)) return;  // no step was taken yet
-    if (!last || time > last.time) {
-      this.history.push({ time, held: frame.blocks_held / this.header.num_blocks, stored, made: frame.generated || 0 });
-      if (this.history.length > 3000) this.history.splice(0, 1000);
-    } else Object.assign(last, { held: frame.blocks_held / this.header.num_blocks, stored });
+    const pool = this.header.num_blocks, last = this.history.at(-1), time = (frame.time || 0) + (frame.duration || 0);
+    const stored = "running" in idle ? 0 : (frame.used_bytes || 0) / (this.header.bytes_per_block * pool);
+    const entry = { time, held: this.frame.blocks_held / pool, stored, made: frame.generated || 0 };
+    if (last && time <= last.time) Object.assign(last, entry); else this.history.push(entry);
+    if (this.history.length > 3000) this.history.splice(0, 1000);
   }
 
-  owners() {  // block -> [[sequence name, its place in that table], …]
+  notice(frame, before) {  // forks, copies, hits and preemptions, as the changes of the tables show them
+    const say = (...event) => { this.events.unshift([frame.index, ...event]); this.events.length = Math.min(8, this.events.length); };
+    for (const name of frame.gone || []) say("ended", name, this.sequences.get(name)?.blocks.length ?? 0);
+    const owners = this.owners(frame.gone);
+    for (const [name, change] of Object.entries(frame.sequences || {})) {
+      const old = before.get(name), now = this.sequences.get(name).blocks, tail = old.length - 1;
+      if (change.status === "preempted" || change.status === "swapped") say("gaveWay", name, old.length);
+      if (!change.blocks) continue;
+      if (old.length && change.from === tail && now.length > tail && now[tail] !== old[tail] && owners.has(old[tail]))
+        say("copy", name, old[tail], now[tail]);
+      if (old.length || !now.length) continue;
+      const isSibling = ([other]) => other !== name && request(other) === request(name);
+      const shared = now.filter((block) => owners.get(block).some(isSibling));
+      if (shared.length && !name.endsWith("/0")) { say("fork", name, shared.length); continue; }
+      const fresh = (block) => block in (frame.published || {}) || (frame.unpublished || []).includes(block);
+      let hits = 0;
+      while (hits < now.length && (owners.get(now[hits]).length > 1 || (this.published.has(now[hits]) && !fresh(now[hits])))) hits++;
+      if (hits && !shared.length) say("hit", name, hits);
+    }
+  }
+
+  owners(gone = []) {  // block -> [[sequence name, its place in that table], …]
     const owners = new Map();
     for (const [name, s] of this.sequences)
-      s.blocks.forEach((block, place) => {
+      if (!gone.includes(name)) s.blocks.forEach((block, place) => {
         const at = owners.get(block);
         if (at) at.push([name, place]); else owners.set(block, [[name, place]]);
       });
@@ -78,8 +101,7 @@ class Lane {
   }
 }
 
-function read(line) {  // one line of a recording
-  const value = JSON.parse(line);
+function read(value) {  // one line of a recording, parsed
   if (!value.format) return lanes.get(value.lane)?.apply(value);
   if (value.format !== "minipaged-recording" || value.version !== 1)
     throw new Error(`${value.format} of version ${value.version} cannot be read, only minipaged-recording of version 1`);
@@ -90,19 +112,19 @@ function read(line) {  // one line of a recording
 // The pool: one cell a block; a strip is as many cells as blocks would fit into it.
 
 function places(lane, width) {
-  const unit = Math.min(...[...lanes.values()].map((l) => l.header.block_size));
+  const all = [...lanes.values()].map((l) => l.header), unit = Math.min(...all.map((h) => h.block_size));
   const per = Math.max(1, Math.round(lane.header.block_size / unit)), cells = lane.header.num_blocks * per;
-  const most = Math.max(...[...lanes.values()].map((l) => l.header.num_blocks * l.header.block_size / unit));
-  const size = Math.max(5, Math.min(24, Math.floor(Math.sqrt(width * 330 / most))));
+  const most = Math.max(...all.map((h) => h.num_blocks * h.block_size / unit));
+  const size = Math.max(6, Math.min(38, Math.floor(Math.sqrt(width * 300 / most))));
   let columns = Math.max(1, Math.floor(width / size));
   if (per > 1 && columns >= per) columns -= columns % per;
   const at = (cell) => [(cell % columns) * size, Math.floor(cell / columns) * size];
-  return { unit, per, cells, size, columns, height: Math.ceil(cells / columns) * size, at };
+  return { unit, per, cells, size, columns, height: Math.ceil(cells / columns) * size + 1, at };
 }
 
 function colours() {
   const style = getComputedStyle(document.documentElement), found = {};
-  for (const name of ["ground", "ink", "grey", "cached", "pale", "blue", "reserved"]) found[name] = style.getPropertyValue("--" + name);
+  for (const name of ["ground", "ink", "grey", "cached", "pale", "blue", "reserved", "on-blue"]) found[name] = style.getPropertyValue("--" + name);
   return found;
 }
 
@@ -117,22 +139,27 @@ function fit(canvas, height) {  // sharp on any screen; returns the context in C
 }
 
 function drawPool(lane, view, colour) {
-  const p = places(lane, view.canvas.clientWidth), [c] = fit(view.canvas, p.height);
-  const owners = lane.owners(), inner = p.size - (p.size > 8 ? 2 : 1);
+  const p = places(lane, view.canvas.clientWidth), [c] = fit(view.canvas, p.height), owners = lane.owners();
+  const gap = p.size > 18 ? 3 : p.size > 8 ? 2 : 1, inner = p.size - gap, numbered = p.per === 1 && inner >= 24;
+  const own = new Set(lane.sequences.get(picked)?.blocks || []);
   view.places = p;
+  c.font = "11px system-ui, sans-serif"; c.textAlign = "center"; c.textBaseline = "middle";
   for (let block = 0; block < lane.header.num_blocks; block++) {
     const at = owners.get(block), have = at ? Math.max(...at.map((a) => lane.filled(a))) : 0;
+    const cached = !at && lane.published.has(block), dim = own.size && at && !own.has(block) ? 0.3 : 1;
     for (let i = 0; i < p.per; i++) {
       const [x, y] = p.at(block * p.per + i), part = Math.max(0, Math.min(1, (have - i * p.unit) / p.unit));
-      if (at) {
-        c.fillStyle = colour.reserved;
-        c.fillRect(x, y, inner, inner);
-        if (part) { c.globalAlpha = 0.3 + 0.7 * part; c.fillStyle = colour.blue; c.fillRect(x, y, inner, inner); c.globalAlpha = 1; }
-      } else if (lane.published.has(block)) { c.fillStyle = colour.cached; c.fillRect(x, y, inner, inner); }
-      c.lineWidth = 1; c.strokeStyle = colour.pale;
-      if (!at && !lane.published.has(block)) c.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
-      if (at && at.length > 1) { c.lineWidth = 2; c.strokeStyle = colour.ink; c.strokeRect(x + 1, y + 1, inner - 2, inner - 2); }
-      if (pointed && pointed[0] === view.name && pointed[1] === block) { c.lineWidth = 3; c.strokeStyle = colour.ink; c.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1); }
+      const fill = (style, alpha) => { c.globalAlpha = alpha; c.fillStyle = style; c.fillRect(x, y, inner, inner); c.globalAlpha = 1; };
+      const frame = (style, width) => { c.lineWidth = width; c.strokeStyle = style; c.strokeRect(x + width / 2, y + width / 2, inner - width, inner - width); };
+      if (at) { fill(colour.reserved, dim); if (part) fill(colour.blue, (0.3 + 0.7 * part) * dim); }
+      else if (cached) fill(colour.cached, 1);
+      else frame(colour.pale, 1);
+      if (at && at.length > 1) frame(colour.ink, inner > 12 ? 2 : 1);
+      if (pointed && pointed[0] === view.name && pointed[1] === block) frame(colour.ink, 3);
+      if (numbered) {
+        c.fillStyle = at && part > 0.45 && dim === 1 ? colour["on-blue"] : cached || at ? colour.ink : colour.grey;
+        c.fillText(block, x + inner / 2, y + inner / 2 + 0.5);
+      }
     }
     if (p.per > 1) {  // where a strip begins
       const [x, y] = p.at(block * p.per);
@@ -142,26 +169,28 @@ function drawPool(lane, view, colour) {
 }
 
 function drawTable(lane, view) {
-  const s = picked && lane.sequences.get(picked), blocks = s ? s.blocks : [];
-  const text = blocks.map((block, place) => `${place}:${block}`).join();
+  const s = picked && lane.sequences.get(picked), blocks = s ? s.blocks : [], w = word();
+  const hint = picked || view.name !== "blocks" ? "" : w.pickOne, text = blocks.join() || hint;
   if (text !== view.shown) {
     view.shown = text;
     view.table.replaceChildren(...blocks.map((block, place) => {
       const item = document.createElement("li"), number = document.createElement("b");
       number.textContent = place + " → ";
       item.append(number, block);
+      item.addEventListener("pointerenter", () => point(view.name, block));
       return item;
     }));
+    if (!blocks.length) view.table.textContent = hint;
   }
-  view.table.setAttribute("aria-label", picked ? word().tableOf(picked) : word().pickOne);
-  if (!blocks.length) view.table.textContent = picked || view.name !== "blocks" ? "" : word().pickOne;
-  const box = view.root.getBoundingClientRect(), pool = view.canvas.getBoundingClientRect();
+  view.table.setAttribute("aria-label", picked ? w.tableOf(picked) : w.pickOne);
+  const box = view.root.getBoundingClientRect(), pool = view.canvas.getBoundingClientRect(), p = view.places;
   view.lines.replaceChildren(...blocks.slice(0, 200).map((block, place) => {
-    const from = view.table.children[place].getBoundingClientRect(), p = view.places;
-    const [x, y] = p.at(block * p.per), line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    const ends = { x1: from.left + from.width / 2 - box.left, y1: from.bottom - box.top,
-                   x2: pool.left - box.left + x + p.size / 2, y2: pool.top - box.top + y + p.size / 2 };
-    for (const [key, value] of Object.entries(ends)) line.setAttribute(key, value);
+    const from = view.table.children[place].getBoundingClientRect(), [x, y] = p.at(block * p.per);
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "path"), half = p.per > 1 ? 3 : p.size / 2;
+    const x1 = from.left + from.width / 2 - box.left, y1 = from.bottom - box.top;
+    const x2 = pool.left - box.left + x + half, y2 = pool.top - box.top + y + (p.size > 24 ? 4 : p.size / 2), bend = Math.min(28, (y2 - y1) / 2);
+    line.setAttribute("d", `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`);
+    if (pointed && pointed[0] === view.name && pointed[1] === block) line.setAttribute("class", "pointed");
     return line;
   }));
 }
@@ -169,31 +198,30 @@ function drawTable(lane, view) {
 const views = new Map();
 function view(name) {
   if (views.has(name)) return views.get(name);
-  const root = document.createElement("section"), title = document.createElement("h3"), table = document.createElement("ol");
-  const canvas = document.createElement("canvas"), lines = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  root.className = "lane"; table.className = "table"; canvas.tabIndex = 0;
+  const make = (tag, className) => Object.assign(document.createElement(tag), { className });
+  const root = make("section", "lane"), title = make("h3", ""), counts = make("p", "counts"), table = make("ol", "table");
+  const canvas = make("canvas", ""), lines = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  canvas.tabIndex = 0;
   canvas.setAttribute("role", "application");
   lines.setAttribute("aria-hidden", "true");
-  root.append(title, table, canvas, lines);
-  const made = { name, root, title, table, canvas, lines, shown: "", places: null };
+  root.append(title, counts, table, canvas, lines);
+  const made = { name, root, title, counts, table, canvas, lines, shown: null, places: null };
   const under = (event) => {
     const box = canvas.getBoundingClientRect(), p = made.places;
     const column = Math.floor((event.clientX - box.left) / p.size), row = Math.floor((event.clientY - box.top) / p.size);
     const cell = row * p.columns + column;
     if (column < p.columns && cell >= 0 && cell < p.cells) point(name, Math.floor(cell / p.per));
   };
+  const pickPointed = () => { const at = pointed && lanes.get(name).owners().get(pointed[1]); if (at) pick(at[0][0]); };
   canvas.addEventListener("pointermove", under);
-  canvas.addEventListener("click", (event) => {
-    under(event);
-    const at = pointed && lanes.get(name).owners().get(pointed[1]);
-    if (at) pick(at[0][0]);
-  });
+  canvas.addEventListener("click", (event) => { under(event); pickPointed(); });
   canvas.addEventListener("keydown", (event) => {
-    const p = made.places, by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -p.columns / p.per, ArrowDown: p.columns / p.per }[event.key];
-    if (!by) return;
+    const p = made.places, last = lanes.get(name).header.num_blocks - 1, now = pointed && pointed[0] === name ? pointed[1] : 0;
+    const row = Math.max(1, Math.round(p.columns / p.per));
+    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, ArrowUp: now - row, ArrowDown: now + row, Home: 0, End: last }[event.key];
+    if (to === undefined && event.key !== "Enter") return;
     event.preventDefault();
-    const now = pointed && pointed[0] === name ? pointed[1] : 0;
-    point(name, Math.max(0, Math.min(lanes.get(name).header.num_blocks - 1, now + Math.round(by))));
+    if (to === undefined) pickPointed(); else point(name, Math.max(0, Math.min(last, to)));
   });
   views.set(name, made);
   $("lanes").append(root);
@@ -202,16 +230,17 @@ function view(name) {
 
 function point(name, block) { pointed = [name, block]; dirty = true; }
 function pick(name) { picked = picked === name ? null : name; dirty = true; }
+function write(element, text) { if (element.textContent !== String(text)) element.textContent = text; }
 
-let blockShown = "";
+let blockShown = "", told = null;
 function drawBlock() {
   const lane = pointed && lanes.get(pointed[0]), w = word();
-  if (!lane) { $("block").textContent = blockShown = w.hoverOne; return; }
+  if (!lane) { write($("block"), blockShown = w.hoverOne); return; }
   const block = pointed[1], at = lane.owners().get(block) || [], hash = lane.published.get(block);
   const texts = at.length ? lane.texts(at[0]) : hash ? lane.contents.get(block) : [];
   const have = at.length ? lane.filled(at[0]) : hash ? lane.header.block_size : 0;
   const parts = [w.block(block, have, lane.header.block_size, at.length)];
-  if (at.length) parts.push(w.heldBy(at.slice(0, 6).map((a) => a[0]).join(", ") + (at.length > 6 ? " …" : "")));
+  if (at.length) parts.push(w.heldBy(at.slice(0, 6).map((a) => short(a[0])).join(", ") + (at.length > 6 ? " …" : "")));
   else parts.push(hash ? w.isCached : w.isFree);
   if (hash) parts.push(w.hash(hash));
   const line = document.createElement("p"), code = document.createElement("code");
@@ -219,60 +248,96 @@ function drawBlock() {
   if (!texts) code.textContent = w.unseen;
   else code.replaceChildren(...texts.slice(0, 64).map((text) => Object.assign(document.createElement("span"), { textContent: text })));
   const shown = line.textContent + code.textContent;
-  if (shown === blockShown) return;  // a screen reader hears only what is new
+  if (shown === blockShown) return;
   blockShown = shown;
+  $("block").setAttribute("aria-live", told === pointed ? "off" : "polite");  // spoken when asked for, not as it fills
+  told = pointed;
   $("block").replaceChildren(line, code);
 }
 
-const buttons = new Map();
+// The requests: one row each, under what they are doing. The same as a table, for who cannot see the pool.
+
+const rows = new Map(), GROUPS = ["running", "preempted", "waiting"];
 function drawRequests() {
-  const all = new Map();
+  const all = new Map(), sizes = { running: 0, preempted: 0, waiting: 0 };
   for (const lane of lanes.values()) for (const [name, s] of lane.sequences) if (!all.has(name)) all.set(name, s);
-  for (const [name, button] of buttons) if (!all.has(name)) { button.remove(); buttons.delete(name); }
+  for (const [name, row] of rows) if (!all.has(name)) { row.remove(); rows.delete(name); }
   for (const [name, s] of all) {
-    let button = buttons.get(name);
-    if (!button) {
-      if (buttons.size >= 200) continue;
-      button = document.createElement("button");
-      button.type = "button";
-      button.addEventListener("click", () => pick(name));
-      buttons.set(name, button);
-      $("requests").append(button);
+    const group = s.status === "swapped" ? "preempted" : s.status || "waiting";
+    sizes[group]++;
+    let row = rows.get(name);
+    if (!row) {
+      if (rows.size >= 200) continue;
+      row = document.createElement("tr");
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: short(name), onclick: () => pick(name) });
+      row.append(document.createElement("td"), document.createElement("td"), document.createElement("td"));
+      row.firstChild.append(button);
+      rows.set(name, row);
     }
-    const text = `${name.replace(/\/0$/, "")} · ${s.blocks.length}`, label = `${name}, ${word().state[s.status] || s.status}, ${s.stored}`;
-    if (button.textContent !== text) button.textContent = text;
-    if (button.title !== label) button.title = label;
-    if (button.className !== s.status) button.className = s.status;
-    button.setAttribute("aria-pressed", name === picked);
+    if (row.parentElement !== $(group)) $(group).append(row);
+    row.className = name === picked ? "picked" : "";
+    row.firstChild.firstChild.setAttribute("aria-pressed", name === picked);
+    write(row.children[1], s.stored);
+    write(row.children[2], s.blocks.length);
+  }
+  for (const group of GROUPS) {
+    const body = $(group);
+    body.hidden = !sizes[group];
+    write(body.querySelector("th"), `${word().groups[group]} · ${sizes[group]}`);
   }
 }
 
+function drawEvents() {
+  const events = lanes.values().next().value?.events || [], w = word();
+  const text = events.join();
+  if ($("events").dataset.shown === text + language) return;
+  $("events").dataset.shown = text + language;
+  $("events").replaceChildren(...events.map(([step, kind, name, ...more]) => {
+    const item = Object.assign(document.createElement("li"), { className: kind }), number = document.createElement("b");
+    number.textContent = step;
+    item.append(number, " ", w[kind](short(name), ...more));
+    return item;
+  }));
+}
+
 function drawCurves(colour) {
-  const [c, width] = fit($("curves"), 170), lane = lanes.values().next().value, history = lane ? lane.history : [];
-  c.font = "13px system-ui, sans-serif";
+  const [c, width] = fit($("curves"), 190), lane = lanes.values().next().value, history = lane ? lane.history : [], w = word();
   if (history.length < 2) return;
-  const end = history.at(-1).time, start = Math.max(history[0].time, end - 120), right = width - 135, bottom = 160;
-  const shown = history.filter((h) => h.time >= start), x = (t) => (t - start) / Math.max(1e-9, end - start) * right;
+  const steps = lane.header.clock === "steps", end = history.at(-1).time, start = Math.max(history[0].time, end - (steps ? 400 : 120));
+  const left = 44, right = width - (width < 500 ? 106 : 128), top = 12, bottom = 160, shown = history.filter((h) => h.time >= start);
+  const x = (t) => left + (t - start) / Math.max(1e-9, end - start) * (right - left), span = steps ? 8 : 1;
+  let first = 0;
   const rates = shown.map((h, i) => {
-    let j = i;
-    while (j > 0 && h.time - shown[j].time < 1) j--;
-    return j < i ? (h.made - shown[j].made) / (h.time - shown[j].time) : 0;
+    while (first < i - 1 && h.time - shown[first].time > span) first++;
+    return first < i ? (h.made - shown[first].made) / (h.time - shown[first].time) : 0;
   });
-  const top = Math.max(1, ...rates), labels = [];
-  const curve = (values, most, stroke, dash, label) => {
-    c.beginPath(); c.strokeStyle = stroke; c.lineWidth = 1.6; c.setLineDash(dash);
-    values.forEach((v, i) => c.lineTo(x(shown[i].time), bottom - v / most * (bottom - 12)));
+  rates[0] = rates[1];
+  const most = Math.max(1, ...rates), labels = [];
+  c.font = "12px system-ui, sans-serif";
+  c.strokeStyle = colour.pale; c.lineWidth = 1; c.fillStyle = colour.grey;
+  for (const [share, text] of [[0, "0"], [0.5, "50 %"], [1, "100 %"]]) {
+    const y = Math.round(bottom - share * (bottom - top)) + 0.5;
+    c.beginPath(); c.moveTo(left, y); c.lineTo(right, y); c.stroke();
+    c.textAlign = "right"; c.fillText(text, left - 7, y + 4);
+  }
+  const timeText = (t) => steps ? w.stepNumber(Math.round(t)) : w.second(Math.round(t - history[0].time));
+  c.textAlign = "left"; c.fillText(timeText(start), left, bottom + 18);
+  c.textAlign = "right"; c.fillText(timeText(end), right, bottom + 18);
+  const curve = (values, top1, stroke, dash, label) => {
+    c.beginPath(); c.strokeStyle = stroke; c.lineWidth = 1.75; c.lineJoin = "round"; c.setLineDash(dash);
+    values.forEach((v, i) => c.lineTo(x(shown[i].time), bottom - v / top1 * (bottom - top)));
     c.stroke(); c.setLineDash([]);
-    labels.push([bottom - values.at(-1) / most * (bottom - 12), stroke, label]);
+    labels.push([bottom - values.at(-1) / top1 * (bottom - top), stroke, label]);
   };
-  c.strokeStyle = colour.pale; c.lineWidth = 1; c.strokeRect(0.5, 11.5, right, bottom - 11);
-  curve(shown.map((h) => h.held), 1, colour.grey, [], word().held);
-  curve(shown.map((h) => h.stored), 1, colour.blue, [], word().filled);
-  curve(rates, top, colour.ink, [3, 3], word().speedNow(Math.round(rates.at(-1))));
+  const rate = rates.at(-1), digits = rate < 10 ? Math.round(rate * 10) / 10 : Math.round(rate);
+  curve(rates, most * 1.05, colour.ink, [2, 3], steps ? w.perStep(digits) : w.perSecond(digits));
+  curve(shown.map((h) => h.held), 1, colour.grey, [], w.held);
+  curve(shown.map((h) => h.stored), 1, colour.blue, [], w.filled);
   labels.sort((a, b) => a[0] - b[0]);
   labels.forEach((label, i) => { if (i) label[0] = Math.max(label[0], labels[i - 1][0] + 15); });
   const over = Math.max(0, labels.at(-1)[0] - bottom);
-  for (const [y, fill, text] of labels) { c.fillStyle = fill; c.fillText(text, right + 6, y - over + 4); }
+  c.textAlign = "left";
+  for (const [y, fill, text] of labels) { c.fillStyle = fill; c.fillText(text, right + 7, y - over + 4); }
 }
 
 function draw() {
@@ -283,16 +348,20 @@ function draw() {
   if (![...lanes.values()].some((lane) => lane.sequences.has(picked))) picked = null;
   for (const [name, shown] of views) if (!lanes.has(name)) { shown.root.remove(); views.delete(name); }
   for (const [name, lane] of lanes) {
-    const v = view(name), kind = name === "strips" ? w.stripsOf : w.blocks, small = document.createElement("small");
-    small.textContent = " " + w.counts({ preemptions: 0, ...lane.frame }, lane.most);
-    v.title.replaceChildren(kind(lane.header), small);
-    v.canvas.setAttribute("aria-label", w.poolLabel(kind(lane.header)));
+    const v = view(name), kind = (name === "strips" ? w.stripsOf : w.blocks)(lane.header), many = document.createElement("b");
+    write(v.title, kind);
+    many.textContent = lane.frame.running;
+    v.counts.replaceChildren(many, `${w.atOnce} · ${w.counts(lane.frame, lane.most)}`);
+    v.canvas.setAttribute("aria-label", w.poolLabel(kind));
     drawPool(lane, v, colour);
     drawTable(lane, v);
   }
+  document.documentElement.classList.toggle("two", lanes.size > 1);
   drawBlock();
   drawRequests();
+  drawEvents();
   drawCurves(colour);
+  grow();
 }
 
 function speak() {  // write every fixed word anew
@@ -303,56 +372,95 @@ function speak() {  // write every fixed word anew
   for (const element of document.querySelectorAll("[data-word]")) element.textContent = w[element.dataset.word];
   $("curves-title").textContent = w.curves;
   $("curves").setAttribute("aria-label", w.curves);
-  const legend = [["tokens", "tokens"], ["some", "some"], ["shared", "shared"], ["cached", "cached"], ["free", "free"]];
-  if (lanes.size > 1) legend.push(["reserved", "reserved"]);
-  $("legend").replaceChildren(...legend.map(([kind, key]) => {
-    const item = document.createElement("li"), mark = document.createElement("i");
-    mark.className = kind;
-    item.append(mark, w[key]);
+  const legend = ["tokens", "some", "shared", "cached", "free", ...(lanes.size > 1 ? ["reserved"] : [])];
+  $("legend").replaceChildren(...legend.map((kind) => {
+    const item = document.createElement("li");
+    item.append(Object.assign(document.createElement("i"), { className: kind }), w[kind]);
     return item;
   }));
-  for (const v of views.values()) v.shown = "";
+  for (const v of views.values()) v.shown = null;
   dirty = true;
 }
 
 $("language").addEventListener("click", () => { language = language === "en" ? "zh" : "en"; speak(); onSpeak(); });
 window.addEventListener("resize", () => { dirty = true; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { dirty = true; });
-let onSpeak = () => {};
 requestAnimationFrame(draw);
+
+// Inside another page: as high as it needs, light or dark as that page is. A page read from a disk may not ask.
+
+function grow() {
+  const frame = embedded && window.frameElement, height = document.body.scrollHeight + 8;
+  if (frame && Math.abs(frame.clientHeight - height) > 2) frame.style.height = height + "px";
+}
+let embedded = false;
+try {
+  if (window.frameElement) {
+    embedded = true;
+    const outside = window.parent.document.documentElement;
+    const follow = () => { document.documentElement.dataset.theme = outside.dataset.theme || document.documentElement.dataset.theme || ""; dirty = true; };
+    follow();
+    new MutationObserver(follow).observe(outside, { attributes: true, attributeFilter: ["data-theme"] });
+  }
+} catch { /* it keeps its own height and follows the system */ }
+if (window !== window.parent) document.documentElement.classList.add("embed");
 
 // A recorded run
 
-function replay(text) {
-  const lines = text.split("\n").filter(Boolean);
-  let place = 0, timer = null;
-  const headers = lines.findIndex((line) => !JSON.parse(line).format);
+function replay(text, start = 0, name = null) {
+  const lines = text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+  const headers = lines.filter((value) => value.format), moments = [];
+  for (const value of lines) {  // one moment: frames up to the next of a lane that has one
+    if (value.format) continue;
+    if (!moments.length || moments.at(-1).some((other) => other.lane === value.lane)) moments.push([]);
+    moments.at(-1).push(value);
+  }
+  let done = 0, timer = null;
+  const last = moments.length - 1, here = () => +$("slider").value;
   const seek = (to) => {
-    if (to < place || !place) { lanes.clear(); place = 0; }
-    while (place < Math.min(lines.length, to + headers + 1)) read(lines[place++]);
-    const frame = lanes.values().next().value.frame;
+    to = Math.max(0, Math.min(last, to));
+    if (to + 1 < done || !done) { lanes.clear(); headers.forEach(read); done = 0; }
+    while (done <= to) moments[done++].forEach(read);
+    const lane = lanes.values().next().value, w = word(), leftOut = lane.frame.left_out;
     $("slider").value = to;
-    $("place").textContent = frame.index ?? to;
-    $("status").textContent = word().summary(frame);
+    $("slider").setAttribute("aria-valuetext", w.summary(lane.frame, lane.header.num_blocks));
+    $("place").textContent = w.place(to, last);
+    if (timer === null) $("status").textContent = w.summary(lane.frame, lane.header.num_blocks) + (leftOut && to === last ? w.leftOut(leftOut) : "");
     dirty = true;
   };
   const play = (on) => {
     clearInterval(timer);
-    timer = on ? setInterval(() => { const to = +$("slider").value + 1; if (to <= +$("slider").max) seek(to); else play(false); }, 80) : null;
+    timer = on ? setInterval(() => { if (here() < last) seek(here() + 1); else play(false); }, 1000 / +$("pace").value) : null;
     $("play").textContent = on ? word().pause : word().play;
-    $("play").setAttribute("aria-pressed", on);
+    if (!on) seek(here());
+  };
+  const label = () => {
+    $("back").textContent = "◀"; $("forward").textContent = "▶";
+    for (const id of ["back", "forward"]) { $(id).title = word()[id]; $(id).setAttribute("aria-label", word()[id]); }
+    for (const option of $("pace").options) { option.value = parseInt(option.value); option.textContent = word().paceOf(option.value); }
+    play(timer !== null);
   };
   $("replay").hidden = false;
-  $("slider").max = lines.length - headers - 1;
-  $("slider").oninput = () => seek(+$("slider").value);
-  $("play").onclick = () => { if (timer === null && $("slider").value === $("slider").max) seek(0); play(timer === null); };
-  onSpeak = () => { play(timer !== null); seek(+$("slider").value); };
-  seek(0);
+  $("slider").max = last;
+  $("slider").oninput = () => { play(false); seek(here()); };
+  $("play").onclick = () => { if (timer === null && here() === last) seek(0); play(timer === null); };
+  $("back").onclick = () => { play(false); seek(here() - 1); };
+  $("forward").onclick = () => { play(false); seek(here() + 1); };
+  $("pace").onchange = () => play(timer !== null);
+  onSpeak = () => { seek(here()); label(); };
+  seek(start);
+  picked = name;
   speak();
-  play(false);
+  label();
 }
 
 $("file").addEventListener("change", async (event) => replay(await event.target.files[0].text()));
-const recorded = document.getElementById("recording");  // laid into the page by `minipaged.serve.player`
-if (recorded) replay(recorded.textContent);
-if (!recorded && !document.querySelector("script[src]")) speak();  // a player without a server waits for a file
+const recorded = $("recording");  // laid into the page by `coursekit.player`, with the step to begin at
+if (recorded) {
+  const asked = new URLSearchParams(location.hash.slice(1)), { step, pick: name, language: spoken } = { ...recorded.dataset, ...Object.fromEntries(asked) };
+  if (spoken in WORDS) language = spoken;
+  replay(recorded.textContent, +step || 0, name || null);
+} else if (!document.querySelector("script[src]")) {  // a player without a server waits for a file
+  $("replay").hidden = $("open").hidden = false;
+  speak();
+}
