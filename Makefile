@@ -22,7 +22,7 @@ NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site slides pictures browser scale teach clean
+.PHONY: help setup doctor demo test unit notebooks check long build lint types lab update handout kernels fuzz bench peers home site slides pictures browser scale teach clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -74,8 +74,16 @@ types: setup ## check types
 	@$(ADD) lint
 	$(BIN)/mypy
 
-lab: setup ## open the course in JupyterLab, at lesson 00
-	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
+lab: setup ## open your copy of the course, work/, in JupyterLab at lesson 00
+	@$(BIN)/python -m coursekit.working_copy
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)/work" --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
+
+update: setup ## get the newest lessons and keep what you changed in work/
+	@$(BIN)/python -m coursekit.working_copy --update
+	@$(MAKE) --no-print-directory setup
+
+handout: setup ## write the course without its solutions, for a class: out/handout/ and out/handout.zip
+	@$(BIN)/python -m coursekit.publish.handout
 
 kernels: setup ## compile the Triton kernels for real GPUs, without one, and print what they cost
 	@$(BIN)/minipaged kernels $(ARGS)
@@ -114,6 +122,6 @@ browser: setup ## drive the widgets in JupyterLab, and the built site, in Chromi
 	@$(ADD) test browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m browser tests/browser $(ARGS)
 
-clean: ## remove .venv and everything the commands wrote
+clean: ## remove .venv and everything the commands wrote; work/, which is yours, stays
 	rm -rf .venv .peers out site slides build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

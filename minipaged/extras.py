@@ -1,6 +1,6 @@
 """How an extra of pyproject.toml is installed: what every message says that misses one.
 
-From the repository's folder and by its pins. On PyPI the name minipaged is nobody's, or somebody else's, so no
+From the repository's folder and by its pins. On PyPI the name minipaged is nobody's, or somebody else's: no
 message may send anybody there.
 """
 
