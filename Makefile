@@ -22,7 +22,7 @@ NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks check long build lint types lab update handout kernels fuzz bench peers home site slides pictures browser scale teach clean
+.PHONY: help setup doctor demo test unit notebooks check long build lint types lab update handout kernels fuzz bench peers home site slides pictures browser scale teach serve served clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -47,7 +47,7 @@ test: unit notebooks ## run the tests and re-run every notebook against its stor
 
 unit: setup ## run the tests only
 	@$(ADD) test
-	$(PYTEST) -m "not slow and not extra and not browser" $(ARGS)
+	$(PYTEST) -m "not slow and not extra and not browser and not serve" $(ARGS)
 
 notebooks: setup ## re-run the notebooks only
 ifneq ($(NOTEBOOKS),)
@@ -59,7 +59,7 @@ check: test long ## make test, then make long: all that is tested without a brow
 
 long: setup ## run what `make test` leaves out: thousands of histories, other processors, every planted mistake, Ray, vLLM
 	@$(ADD) test
-	MINIPAGED_FUZZ=6 $(PYTEST) -m "(slow or fuzz or extra) and not browser" $(ARGS)
+	MINIPAGED_FUZZ=6 $(PYTEST) -m "(slow or fuzz or extra) and not browser and not serve" $(ARGS)
 
 build: setup ## execute the sources of lessons and exercises into notebooks (ARGS=02: lesson and exercise 02)
 	$(BIN)/python -m coursekit.publish.build $(ARGS)
@@ -105,11 +105,19 @@ scale: setup ## install Ray, for `minipaged batch --workers` and its test
 teach: setup ## install nbgrader, for a teacher whose class hands in through it
 	@$(ADD) teach
 
+serve: setup ## answer HTTP requests, with a page that shows the memory (ARGS="--port 9000")
+	@$(ADD) serve
+	@$(BIN)/minipaged serve --kv-memory 64MiB --max-model-len 2048 $(ARGS)
+
+served: setup ## test the server with real clients, and its page in Chromium (ARGS="-k api")
+	@$(ADD) test serve serve-test browser
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m serve tests/serve $(ARGS)
+
 home: setup ## write where the repository is published into every file that says it (REPO=owner/name)
 	@$(BIN)/python scripts/set_home.py "$(REPO)"
 
 site: setup ## build lessons, exercises, guides and API reference as pages to read offline, into site/
-	@$(ADD) site
+	@$(ADD) site serve
 	@$(BIN)/python scripts/build_site.py
 
 slides: setup ## make slides of the lessons, to be shown in a class, in slides/ (ARGS=02: of lesson 02)

@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": (COURSE, "serve one batch under both memory policies and compare"),
     "generate": (ENGINE, "answer one prompt, streaming"),
     "chat": (ENGINE, "talk with the model; each turn computes only what is new"),
+    "serve": (ENGINE, "answer HTTP requests in OpenAI's form, and show the memory on a live page"),
     "batch": (ENGINE, "answer a file of prompts, on one engine or on many; goes on where it was stopped"),
     "bench throughput": (COURSE, "serve a mix of requests and say how fast that was"),
     "bench memory": (COURSE, "measure how much of the KV memory holds tokens, per policy and block size"),

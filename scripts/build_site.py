@@ -2,6 +2,7 @@
 
 The documents are copied into `build/site` with the places they have in the repository, so that their links
 to each other hold; `docs/site` has the rest: Sphinx's settings, the style, the templates of the reference.
+The runs that the pages play are recorded first, into `build/recordings`, unless they were with this code.
 """
 
 import pkgutil
@@ -15,6 +16,9 @@ import nbformat
 import npm
 
 import minipaged
+from coursekit.player import player_page
+from coursekit.publish import tour
+from coursekit.publish.recorded_runs import recorded_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE = ROOT / "build/site"
@@ -24,6 +28,7 @@ SETTINGS = ROOT / "docs/site"
 
 # heading in the list of contents -> the documents below it, in this order
 SECTIONS = {
+    "The tour": ["docs/tour/*.md"],
     "The course": ["notebooks/[0-9]*.ipynb"],
     "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
@@ -59,6 +64,17 @@ def with_texts_of_pictures(notebook: nbformat.NotebookNode) -> nbformat.Notebook
         if texts:
             cell.metadata["mystnb"] = {"image": {"alt": " ".join(texts)}}
     return notebook
+
+
+def write_players() -> None:
+    """A page for each recorded run beside the others, and the tour with its numbers and players."""
+    runs = recorded_runs(ROOT / "build/recordings")
+    folder = STAGE / "players/player"
+    folder.mkdir(parents=True)
+    for name, run in runs.items():
+        (folder / f"{name}.html").write_text(player_page(run.text), encoding="utf-8")
+    for page in STAGE.glob("docs/tour/*.md"):
+        page.write_text(tour.render(page.read_text(encoding="utf-8"), runs), encoding="utf-8")
 
 
 def toctree(caption: str, names: list[str]) -> str:
@@ -112,6 +128,7 @@ def run_sphinx() -> int:
 def main() -> int:
     start = time.monotonic()
     write_sources()
+    write_players()
     fetch_mathjax()
     status = run_sphinx()
     if status == 0:

@@ -9,9 +9,11 @@ Measured on SmolLM2-135M in bfloat16, so that every machine gives the same data.
 
 import json
 import random
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -160,10 +162,10 @@ def draw(measured: dict[str, Any], suffix: str, font: str) -> None:
             font=font,
         ),
     }
-    for name, figure in pictures.items():
-        svg, png = save(figure, IMAGES / name)
-        svg.rename(IMAGES / f"{name}{suffix}.svg")
-        png.unlink()
+    with TemporaryDirectory() as folder:
+        for name, figure in pictures.items():
+            svg, _ = save(figure, Path(folder) / name)
+            shutil.copy(svg, IMAGES / f"{name}{suffix}.svg")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ def growth(
     axes.plot([0, last], [0, last * bytes_per_token / MIB], color=BLUE, linewidth=2, gid="line")
     x, y = zip(*((tokens, written / MIB) for tokens, written in measured), strict=True)
     axes.plot(x, y, "o", color=INK, markersize=4.5, gid="points", clip_on=False, zorder=3)
-    style = {"fontfamily": font}
+    style: dict[str, Any] = {"fontfamily": font}
     high, low = 0.62 * last, 0.5 * last
     label(
         axes,
@@ -103,7 +104,7 @@ def strip_and_blocks(
     height = rows * BOX + (rows - 1) * GUTTER
     figure = Figure(figsize=(8.2, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.9))
-    style = {"fontfamily": font}
+    style: dict[str, Any] = {"fontfamily": font}
     for axes, title in ((left, words["strip"]), (right, words["blocks"])):
         axes.set_title(title, **style)
         axes.set_ylim(height + 0.75, -0.75)

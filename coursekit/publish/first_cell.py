@@ -3,6 +3,7 @@
 REPO = ""  # "owner/name": only where this cell asks for it
 
 import importlib.util
+
 if importlib.util.find_spec("minipaged") is None:
     import os, re, subprocess, sys, urllib.parse, urllib.request
 

@@ -138,9 +138,7 @@ def run(kinds: Sequence[Kind], description: str | None, arguments: Sequence[str]
     parser.add_argument("--check", action="store_true", help="compare sources and notebooks, execute nothing")
     options = parser.parse_args(arguments)
     chosen = [
-        (kind, source)
-        for kind in kinds
-        for source in find_sources(kind.folder, options.numbers, kind.below)
+        (kind, source) for kind in kinds for source in find_sources(kind.folder, options.numbers, kind.below)
     ]
     unknown = set(options.numbers) - {source.name[:2] for _, source in chosen}
     if unknown or not chosen:

@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "docstrings",
     "repository",
+    "players",
 ]
 root_doc = "index"
 templates_path = [str(HERE / "templates")]  # autosummary looks from the sources
@@ -48,9 +49,10 @@ python_maximum_signature_line_length = 100
 
 html_theme = "sphinx_book_theme"
 html_title = project
+LAID_BESIDE = ["mathjax", "players"]  # by scripts/build_site.py
 html_static_path = [
     "static",
-    *(["../../build/site/mathjax"] if (ROOT / "build/site/mathjax").exists() else []),
+    *(f"../../build/site/{name}" for name in LAID_BESIDE if (ROOT / "build/site" / name).exists()),
 ]
 html_css_files = ["site.css"]
 html_sourcelink_suffix = ""

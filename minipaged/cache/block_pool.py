@@ -14,7 +14,8 @@ every operation is O(1) a block. (vLLM's prefix cache evicts in the same order.)
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 
@@ -142,6 +143,11 @@ class BlockPool:
 
     def is_published(self, block: int) -> bool:
         return block in self._hashes
+
+    @property
+    def published(self) -> Mapping[int, bytes]:
+        """The prefix hash of every published block, held or cached; a view."""
+        return MappingProxyType(self._hashes)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest run of hits from the start of `hashes`. Changes nothing.

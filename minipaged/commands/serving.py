@@ -6,7 +6,7 @@ No command of its own: `generate`, `chat`, `batch` and `bench throughput` use it
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -58,17 +58,27 @@ ENGINE_OPTIONS = {
 
 def add_engine_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     """Options for the settings in ENGINE_OPTIONS, with the engine's defaults but for those given here."""
-    group = parser.add_argument_group("model and memory")
-    texts = explanations(EngineArgs)
-    for field in fields(EngineArgs):
-        if field.name in ENGINE_OPTIONS:
-            default = defaults.get(field.name, field.default)
-            shown = "" if default is None else f" (default: {default})"
+    add_options(parser.add_argument_group("model and memory"), EngineArgs, ENGINE_OPTIONS, **defaults)
+
+
+def add_options(
+    group: "argparse._ArgumentGroup", settings: type, options: Mapping[str, str | None], **defaults: Any
+) -> None:
+    """An option for each setting that `options` names, explained as the dataclass `settings` does.
+
+    options: names, and what stands for the value in the help. N is a whole number, S are seconds.
+    """
+    texts, kinds = explanations(settings), {"N": int, "BYTES": int, "S": float}
+    for field in fields(settings):
+        if field.name in options:
+            metavar, default = options[field.name], defaults.get(field.name, field.default)
+            shown = "" if default in (None, ()) else f" (default: {default})"
             group.add_argument(
                 "--" + field.name.replace("_", "-"),
-                type=int if ENGINE_OPTIONS[field.name] == "N" else str,
+                type=kinds.get(metavar or "", str),
                 default=default,
-                metavar=ENGINE_OPTIONS[field.name],
+                metavar=metavar,
+                nargs="*" if default == () else None,
                 help=texts.get(field.name, "").replace("%", "%%") + shown,
             )
 

@@ -135,49 +135,13 @@ assert 111e-6 < floor < 113e-6
 
 # %% [markdown]
 # It is the reading, on every card, by a factor of more than thirty. Decode is **bound by memory**: its time is its
-# bytes over the bandwidth. In one drawing, the [roofline](../docs/glossary.md#roofline): on the slope memory decides,
-# on the flat part arithmetic does.
-
-# %%
-PROMPT = 2048
-pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
-prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
-padded_rows = 2 * 2 * 16 / (2 * BYTES)  # operations for each byte, when 4 heads are padded to 16 rows
-assert intensity < padded_rows < flops / bandwidth < prefill
-stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
-show(
-    roofline({"H200": CARDS["H200"], "T4": CARDS["T4"]}, stands, hollow=["decode, padded"]),
-    "Two roofs, a slope and then flat. Decode is far down the slope; padded to 16 rows (the hollow "
-    "mark) it still is. Prefill stands under the flat part.",
-)
-
-# %% [markdown]
-# The hollow mark is decode with its heads padded to 16 rows: four times the operations, three quarters of them for
-# nothing. It looks faster, but the time is the same: only the useless part has grown.
-# [Prefill](../docs/glossary.md#prefill) reads a key once for a whole prompt of queries, so arithmetic is its limit.
-# Both are limits of cards. A processor's is elsewhere: on the one that built this page, padded rows are *not* free, as
-# the study [This processor](extra/07_this_processor.ipynb) measures.
+# bytes over the bandwidth.
 #
 # And the whole model? A decode step also reads all weights, once for the whole batch.
 
 # %%
-from minipaged.config import ModelConfig
-from minipaged.memory import count_parameters
-
-llama = ModelConfig(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_query_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_size=SIZE,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-)
-weights = count_parameters(llama) * BYTES
-kv = {batch: 32 * spec.bytes_per_token * 4096 * batch for batch in (1, 8, 32, 128)}
+weights = 8.03e9 * BYTES  # Llama 3 8B has 8.03 billion parameters
+kv = {batch: 32 * spec.bytes_per_token * 4096 * batch for batch in (1, 8, 32, 128)}  # 32 layers
 rows = [(f"{batch} × 4096", weights / 1e9, k / 1e9, k / (k + weights)) for batch, k in kv.items()]
 table(["conversations", "weights, GB", "keys and values, GB", "share of keys and values"], rows)
 assert kv[1] < 0.05 * weights and kv[32] > weights and kv[128] > 4 * weights
@@ -209,7 +173,13 @@ layer.write(tokens.slot_mapping, *new_rows)
 batch = AttentionBatch.build(block_lists, [1, 1], LENGTHS, BLOCK_SIZE)
 query = torch.randn(2, 3 * GROUP, 64, generator=generator)
 expected = ReferenceBackend().paged_attention(query, layer, batch, scale=SCALE)
-print("two sequences of", LENGTHS, "tokens,", sum(LENGTHS) * small_spec.bytes_per_token, "bytes of K and V")
+print(
+    "two sequences of",
+    LENGTHS,
+    "tokens,",
+    sum(LENGTHS) * small_spec.bytes_per_token,
+    "bytes of K and V",
+)
 
 # %%
 ways = {
@@ -267,7 +237,30 @@ assert tile.rows == operations_a_byte == 16 and longer == 0
 assert all(f / b / 8 > 16 for b, f in CARDS.values())
 
 # %% [markdown]
-# The empty rows cost nothing. That is what a bound is good for: it says which waste matters.
+# The empty rows cost nothing. That is what a bound is good for: it says which waste matters. In one drawing, the
+# [roofline](../docs/glossary.md#roofline): on the slope memory decides, on the flat part arithmetic does.
+
+# %%
+PROMPT = 2048
+pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
+prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
+padded_rows = (
+    2 * 2 * 16 / (2 * BYTES)
+)  # operations for each byte, when 4 heads are padded to 16 rows
+assert intensity < padded_rows < flops / bandwidth < prefill
+stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
+show(
+    roofline({"H200": CARDS["H200"], "T4": CARDS["T4"]}, stands, hollow=["decode, padded"]),
+    "Two roofs, a slope and then flat. Decode is far down the slope; padded to 16 rows (the hollow "
+    "mark) it still is. Prefill stands under the flat part.",
+)
+
+# %% [markdown]
+# The hollow mark is decode with its heads padded to 16 rows: four times the operations, three quarters of them for
+# nothing. It looks faster, but the time is the same: only the useless part has grown.
+# [Prefill](../docs/glossary.md#prefill) reads a key once for a whole prompt of queries, so arithmetic is its limit.
+# Both are limits of cards. A processor's is elsewhere: on the one that built this page, padded rows are *not* free, as
+# the study [This processor](extra/07_this_processor.ipynb) measures.
 #
 # ### Who has work?
 #
@@ -288,8 +281,7 @@ rows = [
 table(["one conversation", "programs", "% of multiprocessors at work", "done after, in keys"], rows)
 gain = rows[0][3] / rows[1][3]
 wrong_gain = {
-    4: "a quarter of the bytes, yes; but also a quarter of the programs, and the card is "
-    "nearly idle either way"
+    4: "a quarter of the bytes, yes; but also a quarter of the programs, each as long as before"
 }
 compare(my_gain_of_reading_once, gain, "times as fast", wrong_gain)
 assert (len(whole), H200, gain) == (8, 132, 1.0)
@@ -379,7 +371,10 @@ averages, log_sum_exps = np.array(parts).T
 part_weights = np.exp(log_sum_exps - log_sum_exps.max())
 assert len(parts) == 2
 assert abs((part_weights * averages).sum() / part_weights.sum() - two_passes) < 1e-12
-print("in three parts, one empty:", round(float((part_weights * averages).sum() / part_weights.sum()), 4))
+print(
+    "in three parts, one empty:",
+    round(float((part_weights * averages).sum() / part_weights.sum()), 4),
+)
 
 # %% [markdown]
 # [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context this way. How long should a
@@ -410,31 +405,6 @@ assert num_parts == 64 and extra < 0.02
 # The last two batches gain nothing. They are cut all the same, because a part has at most 2048 keys: in a real batch one
 # conversation is longer than the others, and uncut it would keep a single multiprocessor busy after all others have
 # finished.
-#
-# Both kernels in the interpreter, on three sequences of which one has a single key and therefore two empty parts. What
-# they store in between starts as NaN, so reading an entry that was never written would show.
-
-# %%
-from minipaged.attention.kernels.arguments import Tile
-from minipaged.attention.kernels.decode_combine import decode_combine_launch
-from minipaged.attention.kernels.decode_split import decode_split_launch
-
-ragged = AttentionBatch.build([[6, 1, 4], [0, 3], [1]], [1, 1, 1], [40, 17, 1], BLOCK_SIZE)
-three = torch.randn(3, 3 * GROUP, 64, generator=generator)
-average = torch.full((3, 3 * GROUP, 3, 64), torch.nan)  # [tokens, heads, parts, size]
-log_sum_exp, cut_output = (
-    torch.full((3, 3 * GROUP, 3), torch.nan),
-    torch.full_like(three, torch.nan),
-)
-sixteen = Tile(rows=16, keys=16, num_warps=4, num_stages=2)
-split = (average, log_sum_exp, three, layer, ragged, SCALE)
-decode_split_launch(*split, part_len=16, tile=sixteen).run()
-decode_combine_launch(cut_output, average, log_sum_exp, ragged, part_len=16).run()
-
-right = ReferenceBackend().paged_attention(three, layer, ragged, scale=SCALE)
-assert torch.allclose(cut_output, right, atol=1e-5)
-assert log_sum_exp[2, :, 1:].isnan().all() and not log_sum_exp[:, :, 0].isnan().any()
-print("split and combined, the largest error:", f"{float((cut_output - right).abs().max()):.0e}")
 
 # %% [markdown]
 # ## The picture
@@ -468,18 +438,16 @@ compare(my_gain_of_64_parts, finished["whole"] / finished["cut"], "times sooner"
 def card_at_work(card, sequences, context, part):
     count = TARGETS[card].num_multiprocessors
     chosen = arguments.keys_per_part(sequences, KV_HEADS, context, count)
-    lengths = {"not cut": context, f"parts of {part} keys": chosen if part == "chosen" else part}
-    if part == "chosen":
-        lengths = {"not cut": context, f"parts of {chosen} keys, as chosen": chosen}
+    length = chosen if part == "chosen" else part
+    lengths = {"not cut": context, f"parts of {length} keys": length}
     runs = {
         name: run_programs(decode_programs([context] * sequences, KV_HEADS, keys), count)
         for name, keys in lengths.items()
     }
     before, after = (busy_share(each, count) for each in runs.values())
-    return programs_over_time(runs, count), (
-        f"{sequences} × {context} keys: uncut, {before:.0%} of the time of {count} "
-        f"multiprocessors is used; cut, {after:.0%}"
-    )
+    words = f"{sequences} × {context} keys: uncut, {before:.0%} of the time of {count} "
+    words += f"multiprocessors is used; cut, {after:.0%}"
+    return programs_over_time(runs, count), words
 
 
 def choice(options, value, description):
@@ -526,8 +494,8 @@ LATENCY = 1e-6  # seconds from asking to having; assumed, of the right order of 
 a_tile = 2 * decode_tile(TARGET, 4, SIZE, BYTES).keys * SIZE * BYTES  # keys and values
 on_the_way = ahead * resident * a_tile
 say(f"""
-    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB on their way to a
-    multiprocessor. **{bandwidth * LATENCY / 1e6:.1f} MB** are needed for full speed. With all
+    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB on their way to
+    a multiprocessor. **{bandwidth * LATENCY / 1e6:.1f} MB** are needed for full speed. With all
     {H200} at work, {H200 * on_the_way / 1e6:.0f} MB are on their way. With eight of them,
     **{8 * on_the_way / 1e6:.1f} MB**: not enough, however good the kernel.
 """)
@@ -573,23 +541,34 @@ show_source(arguments.keys_per_part)
 # | the number of parts does not change the answer | an answer changes as its conversation grows |
 # | the order in which programs run does not matter | right here, wrong on a card |
 #
-# The last two, on the sequences above. `reversed_programs` lets the interpreter run the last program first.
+# The last two. The third on three sequences, of which one has a single key and therefore empty parts; what the parts
+# store starts as NaN, so reading an entry that was never written would show. For the fourth, `reversed_programs` lets the
+# interpreter run the last program first.
 
 # %%
+from minipaged.attention.kernels.arguments import Tile
+from minipaged.attention.kernels.decode_combine import decode_combine_launch
+from minipaged.attention.kernels.decode_split import decode_split_launch
+
+ragged = AttentionBatch.build([[6, 1, 4], [0, 3], [1]], [1, 1, 1], [40, 17, 1], BLOCK_SIZE)
+three = torch.randn(3, 3 * GROUP, 64, generator=generator)
+right = ReferenceBackend().paged_attention(three, layer, ragged, scale=SCALE)
+sixteen = Tile(rows=16, keys=16, num_warps=4, num_stages=2)
 for part_len in (16, 32, 48):
     average, log_sum_exp = torch.full((3, 9, 3, 64), torch.nan), torch.full((3, 9, 3), torch.nan)
-    other = torch.full_like(three, torch.nan)
+    output = torch.full_like(three, torch.nan)
     split = (average, log_sum_exp, three, layer, ragged, SCALE)
     decode_split_launch(*split, part_len=part_len, tile=sixteen).run()
-    decode_combine_launch(other, average, log_sum_exp, ragged, part_len=part_len).run()
-    assert torch.allclose(other, right, atol=1e-5)
+    decode_combine_launch(output, average, log_sum_exp, ragged, part_len=part_len).run()
+    assert torch.allclose(output, right, atol=1e-5)
+print("cut into parts of 16, 32 and 48 keys: equal to the float64 reference")
 
 forward, backward = torch.empty_like(query), torch.empty_like(query)
 decode_grouped_launch(forward, query, layer, batch, SCALE, target=TARGET).run()
 with reversed_programs():
     decode_grouped_launch(backward, query, layer, batch, SCALE, target=TARGET).run()
 assert torch.equal(forward, backward)
-print("parts of 16, 32 and 48 keys: equal to the reference; programs in reverse order: bit for bit the same")
+print("programs in reverse order: bit for bit the same")
 
 # %% [markdown]
 # ## Find the bug
@@ -677,19 +656,13 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # Not at all: there are far more programs than multiprocessors already, and `keys_per_part` leaves short ones whole.
 # </details>
 #
-# <details><summary>4. Why is the largest score subtracted at all, when it cancels out?</summary>
-#
-# In exact arithmetic it does. In float32 the exponential of a score around 90 is infinite, and infinity over infinity
-# is NaN.
-# </details>
-#
-# <details><summary>5. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
+# <details><summary>4. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
 #
 # Then a row that sees nothing has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the row
 # becomes the average of values it must not see. And a real score may be lower than the number that seemed large enough.
 # </details>
 #
-# <details><summary>6. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
+# <details><summary>5. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
 #
 # No. It waits for memory, and faster arithmetic only waits longer. Reading fewer bytes would help, or keeping more of
 # them on their way.

@@ -33,7 +33,7 @@ from coursekit.figures import show
 from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
 from coursekit.interpreted import reversed_programs
 from coursekit.lesson import compare, say, show_source, table
-from coursekit.widgets import Explorable, Stepper
+from coursekit.widgets import Explorable
 from coursekit.workloads import load_mix, lognormal_lengths
 
 # %% [markdown]
@@ -172,7 +172,7 @@ print("is_causal:   ", by_is_causal.flatten().tolist())
 print("by position: ", by_position.flatten().tolist())
 wrong_first_query = {
     1.0: "that is a mask whose first query stands at position 0; but three tokens were"
-        " there before it",
+    " there before it",
     1.5: "that is a query at position 1; it is the fourth token, and sees keys 1 to 4",
     3.0: "that is all five keys; the last of them comes after this query",
 }
@@ -195,20 +195,9 @@ show(
 # $$k - q + i$$
 #
 # and sees the keys up to there. `is_causal` counts both queries and keys from their first. Its first query sees one
-# key, its second sees two, and the three newest keys, the queries' own among them, are seen by nobody. Nothing fails,
-# and no shape is wrong. What does the engine's own attention say, through a block table?
-
-# %%
-one_head = KVSpec(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.float32)
-layer = KVStorage(one_head, 2, BLOCK_SIZE).layer(0)
-slots = AttentionBatch.build([[1, 0]], [5], [5], BLOCK_SIZE).slot_mapping
-layer.write(slots, torch.zeros(5, 1, 1), values.reshape(5, 1, 1))
-two_new = AttentionBatch.build([[1, 0]], [2], [5], BLOCK_SIZE)
-answer = backend.paged_attention(torch.zeros(2, 1, 1), layer, two_new, scale=1.0)
-print("the engine:  ", answer.flatten().tolist())
-assert answer.flatten().tolist() == [2.5, 3.0]
-
-# %% [markdown]
+# key, its second sees two, and the three newest keys, the queries' own among them, are not seen at all. Nothing fails,
+# and no shape is wrong.
+#
 # **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
 # decode, with one query, needs no mask at all. A test of prefill and a test of decode both pass:
 
@@ -279,7 +268,7 @@ assert early != int(whole_logits.argmax())
 # [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads
 # that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, what is left after a prefix
 # hit, a decode. The heads are small, since this runs in the interpreter; the pool is full of NaN; the float64 reference
-# says what is right.
+# says what is right. (A *warp* is 32 threads, a *stage* a tile in work or on its way; both matter on a card only.)
 
 # %%
 from minipaged.attention.kernels.arguments import Tile
@@ -312,7 +301,6 @@ rows_kv = torch.randn(2, sum(seen), KV_HEADS, SIZE, generator=generator)
 layer.write(everything.slot_mapping, rows_kv[0], rows_kv[1])
 query = torch.randn(sum(new), HEADS, SIZE, generator=generator)
 expected = ReferenceBackend().paged_attention(query, layer, mixed_step, scale=SIZE**-0.5)
-# A warp is 32 threads; stages are tiles in work at a time. Both are for a card only.
 tile = Tile(rows=16, keys=16, num_warps=4, num_stages=1)
 
 
@@ -434,8 +422,7 @@ table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: dec
 # %%
 with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
 wrong_chunks = {
-    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in "
-        "every step",
+    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in every step",
     6.25: "a step is whole, and eight of its 64 tokens belong to the conversations",
 }
 compare(my_chunks, len(with_prompt), "steps", wrong_chunks)
@@ -447,7 +434,9 @@ assert with_prompt[0] == BUDGET - CHATS == 56
 assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
 (answers, _), (chunked_answers, _) = runs.values()
 assert answers == chunked_answers and len(answers) == CHATS + 1
-print("answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers))
+print(
+    "answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers)
+)
 
 # %% [markdown]
 # Decodes come first: eight of the 64 tokens. The prompt gets the other 56. None of the eight misses a step, no step is
@@ -478,15 +467,11 @@ table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 
 
 # %%
-def draw(step):
-    chunk_lens = ways["4 + 4 + 2"]
-    start = sum(chunk_lens[:step])
-    stop = start + chunk_lens[step]
-    words = f"positions {start} to {stop - 1} are computed; {start} keys come from the cache"
-    return prompt_in_chunks(chunk_lens, step), words
-
-
-Stepper(3, draw, start=1)
+show(
+    prompt_in_chunks(ways["4 + 4 + 2"], 1),
+    "A triangle of scores for ten queries, in three chunks. The four rows of the second are blue: "
+    "they begin at the first key, of which four come from the cache, and end at the diagonal.",
+)
 
 # %% [markdown]
 # And what the server did, step by step (step 0 computes the eight short prompts). Move the budget, and see what it
@@ -506,7 +491,9 @@ def draw_budget(budget):
     )
 
 
-budgets = ipywidgets.SelectionSlider(options=[24, 32, 64, 128, 256], value=BUDGET, description="budget")
+budgets = ipywidgets.SelectionSlider(
+    options=[24, 32, 64, 128, 256], value=BUDGET, description="budget"
+)
 Explorable({"budget": budgets}, draw_budget)
 
 # %% [markdown]
@@ -547,33 +534,11 @@ assert math.floor(ridge) - 32 == 263
 # wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; the study [This
 # processor](extra/07_this_processor.ipynb) measures those of your machine.)
 #
-# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer;
-# only the number of queries changes.
+# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens and Llama 3 8B:
 
 # %%
 llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-CONTEXT, QUERY_HEADS = 4096, 32
-
-
-def attention_intensity(queries, context=CONTEXT):
-    """Operations per byte; the last `queries` of `context` tokens are new."""
-    pairs = sum(range(context - queries + 1, context + 1))  # query i sees k - q + i + 1 keys
-    in_and_out = 2 * queries * QUERY_HEADS * llama.head_size * BYTES
-    operations = 2 * 2 * pairs * QUERY_HEADS * llama.head_size
-    return operations / (context * llama.bytes_per_token + in_and_out)
-
-
-intensities = {q: attention_intensity(q) for q in (1, 16, 64, 128, 512, 4096)}
-table(["queries", "operations per byte"], [(str(q), i) for q, i in intensities.items()])
-assert 3.9 < intensities[1] < 4 and intensities[64] < ridge < intensities[128]
-
-# %% [markdown]
-# Decode is bound by memory, as lesson 07 found. A chunk of a hundred or so is bound by arithmetic.
-#
-# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens:
-
-# %%
-WEIGHTS = 8.03e9 * BYTES  # lesson 07 counts them
+CONTEXT, WEIGHTS = 4096, 8.03e9 * BYTES
 rows = []
 for chunk in (4096, 1024, 512, 64):
     read = sum(range(chunk, CONTEXT + 1, chunk))  # keys that the chunks read, one after the other
@@ -618,7 +583,7 @@ show_source(new_token_slots, StepPlan.add)
 # |:--|:--|
 # | query i of q stands at position k − q + i | chunks and prefix hits go wrong, whole prompts do not |
 # | chunks and whole give the same keys, values and logits | answers depend on who else was there |
-# | a sequence's rows do not depend on its neighbours | the same, and somebody's text in somebody's answer |
+# | a sequence's rows do not depend on its neighbours | the same, and one user's text in another's answer |
 # | only the last token of a prompt is sampled | a guess from the middle of a question is taken for an answer |
 # | a step never computes more than its budget, and every token exactly once | pauses; holes in the cache |
 #
@@ -735,35 +700,24 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. The query lengths of a step are 4, 1, 1, 6. What is <code>query_start</code>, and which rows belong to the last sequence?</summary>
-#
-# [0, 4, 5, 6, 12]. Rows 6 to 11.
-# </details>
-#
-# <details><summary>2. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
+# <details><summary>1. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
 #
 # 36 queries, 100 keys; at position 100 − 36 + 0 = 64. It sees 65 keys.
 # </details>
 #
-# <details><summary>3. Why does decode need no mask?</summary>
+# <details><summary>2. Why does decode need no mask?</summary>
 #
 # Its only query stands at the last key and sees all of them. (The keys past the sequence's end, in its last block,
 # are another matter: those are masked by the context length.)
 # </details>
 #
-# <details><summary>4. May a chunk end in the middle of a block?</summary>
+# <details><summary>3. May a chunk end in the middle of a block?</summary>
 #
 # Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is shared with others
 # only when it is full (lesson 10).
 # </details>
 #
-# <details><summary>5. The budget is 64 and 64 conversations are decoding. A prompt arrives. What happens?</summary>
-#
-# Decodes take the whole budget, and the prompt waits until a conversation ends. A budget should leave room for
-# prompts.
-# </details>
-#
-# <details><summary>6. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
+# <details><summary>4. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
 #
 # Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all
 # weights for 16 tokens only: fewer tokens per second for all.

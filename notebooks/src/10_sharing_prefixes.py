@@ -9,7 +9,7 @@
 # **You will be able to** say which tokens of a prompt need not be computed; make the hash by which a block is found
 # again, and say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
 #
-# About 45 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
+# About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import copy
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from minipaged import LLM, SamplingParams, load_model
-from minipaged.cache import BlockPool, BlockTable, PrefixStats
+from minipaged.cache import BlockPool, BlockTable
 from minipaged.cache import hash_block, hash_blocks, usable_hits
 from coursekit.figures import show
 from coursekit.figures.sharing import eviction_queue, first_token_times
-from coursekit.figures.sharing import prefix_tree, tokens_computed
+from coursekit.figures.sharing import prefix_tree
 from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
@@ -136,16 +136,16 @@ computed = {
     "without": without.stats.num_prefill_tokens,
     "sharing": sharing.stats.num_prefill_tokens,
 }
-wrong_computed = {
-    sum(lengths) - 5 * common: "only whole blocks are shared, and the common beginning ends inside one",
-    sum(lengths) - 6 * common: "the first request has nothing to find, and only whole blocks are shared",
-}
-unit = "prompt tokens computed for six requests"
-compare(my_computed, computed["sharing"], unit, wrong_computed)
+not_in_blocks = sum(lengths) - 5 * common
+wrong = {not_in_blocks: "only whole blocks are shared, and the common beginning ends inside one"}
+compare(my_computed, computed["sharing"], "prompt tokens computed for six requests", wrong)
+hit_rate = 1 - computed["sharing"] / computed["without"]
 say(f"""
-    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}.
-    Without sharing: {computed["without"]}, which is
-    **{computed["without"] / computed["sharing"]:.1f} times** as many.
+    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}. Without sharing:
+    {computed["without"]}, **{computed["without"] / computed["sharing"]:.1f} times** as many.
+
+    The *hit rate* counts tokens, since tokens are what is computed: **{hit_rate:.0%}**. Counted in
+    requests it would flatter: five of six found something, {5 / 6:.0%}.
 """)
 assert computed == {"without": sum(lengths), "sharing": predicted}
 assert [o.num_cached_tokens for o in served["sharing"]] == [0] + 5 * [shared_blocks * 16]
@@ -254,9 +254,9 @@ for n, prompt in once.items():
 table(["tokens of the prompt", "in whole blocks", "found", "computed"], rows)
 wrong_found_of_32 = {
     32: "all of it is in the cache, but the last token must be computed, since its "
-        "logits are needed; and only whole blocks are shared",
+    "logits are needed; and only whole blocks are shared",
     31: "one token must be computed, yes; but only whole blocks can be shared, so it "
-        "is the whole last block",
+    "is the whole last block",
     0: "the first block is found; only the last one is computed again",
 }
 compare(my_found_of_32, rows[1][2], "tokens found of 32", wrong_found_of_32)
@@ -297,23 +297,6 @@ assert [turn.num_cached_tokens for turn in answers[1:]] == [
 #
 # ## The picture
 #
-# What was computed for the six requests:
-
-# %%
-ways = {
-    name: [
-        (output.num_cached_tokens, len(output.prompt_token_ids) - output.num_cached_tokens)
-        for output in outputs
-    ]
-    for name, outputs in served.items()
-}
-show(
-    tokens_computed(ways),
-    f"Prompt tokens of six requests: {computed['without']} computed without sharing, "
-    f"{computed['sharing']} with it.",
-)
-
-# %% [markdown]
 # How the blocks lie. Four requests in blocks of four tokens. A full block is found by its **hash**, of which more in a
 # moment; the letters in a block are the beginning of it. A block without one is not full yet.
 
@@ -413,7 +396,7 @@ assert not torch.allclose(keys[0][1], keys[1][1], atol=1e-2)
 # %% [markdown]
 # In the first layer a key depends on its token and position alone. From the second layer on it is computed from what
 # attention has collected from *all tokens before*. A block that is put after another beginning raises no error: the
-# model answers a text that nobody wrote.
+# model answers a text that was never sent.
 #
 # So the [prefix hash](../docs/glossary.md#prefix-hash) of a block is a digest of **the hash of the block before it** and
 # its own tokens: a chain. One hash stands for everything from the first token on. Change the first token, and all
@@ -507,7 +490,8 @@ for name, tokens in (("A", text_a[:11]), ("B", text_b[:12]), ("C", [*text_a[:8],
     note(f"{name} has ended.")
 run("D", text_d)
 orders = [order for _, _, order in history]
-assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]  # A's unfilled tail is blank; its chain goes tail first
+# A's unfilled tail is blank; its chain goes tail first
+assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]
 assert orders[4][-5:] == [1, 0, 4, 3, 2]  # A is older than B
 assert orders[6][-5:] == [4, 3, 2, 1, 0]  # C has found A's blocks: now B is older
 left = {
@@ -518,6 +502,7 @@ print("tokens that can still be found:", left)
 assert left == {"A": 8, "B": 4}
 
 
+# %%
 def draw(step):
     words, states, order = history[step]
     figure = eviction_queue(states, order)
@@ -525,7 +510,11 @@ def draw(step):
     return figure, f"{words} {upcoming}"
 
 
-Stepper(len(history), draw, start=7)
+shows = (
+    "Above, eight blocks: held, cached with the letter of the request that filled them, or blank. "
+    "Below, the order in which free blocks are taken."
+)
+Stepper(len(history), draw, start=7, shows=shows)
 
 # %% [markdown]
 # D has taken its five blocks, and the surprise is what is left (printed above): of A everything, although A came first,
@@ -551,33 +540,18 @@ print("clinic, clinic, school, no salt:", by_salt)
 assert by_salt == [0, 8, 0, 0]
 
 # %% [markdown]
-# ### How well does it work?
-#
-# The hit rate is counted in *tokens*, since tokens are what is computed. Counted in requests it would flatter:
-
-# %%
-stats = PrefixStats()
-for output in served["sharing"]:
-    stats.record(len(output.prompt_token_ids), output.num_cached_tokens)
-say(f"""
-    Five of six requests found something: {5 / 6:.0%}. But of {stats.queries} tokens
-    **{stats.hits}** were found: **{stats.hit_rate:.0%}**.
-""")
-assert stats.hits == computed["without"] - computed["sharing"] and 0.6 < stats.hit_rate < 5 / 6
-
-# %% [markdown]
 # More requests at once are not yet more tokens per second: sharing saves storing the prefix and computing it, **not
 # reading it**. Each request's attention still reads all its keys. What that means for the figures of the PagedAttention
 # paper is worked out in the study [Shared prefixes, beside the paper](extra/10_shared_prefixes.ipynb).
 #
 # ## The code as it stands
 #
-# Looking up, sharing and publishing, in the pool. `lookup` stops at the first hash that is not known. `_take` is where
-# eviction happens, and where a block loses its hash. The rest is the `KVCacheManager`, which stands between scheduler
-# and pool: what a request finds, what it publishes as soon as it is planned, and what is withdrawn when a step fails.
+# Looking up and publishing, in the pool (`share` and `free` are lesson 09's). `lookup` stops at the first hash that is
+# not known. `_take` is where eviction happens, and where a block loses its hash. The rest is the `KVCacheManager`, which
+# stands between scheduler and pool: what a request finds, and what it publishes as soon as it is planned.
 
 # %%
-show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
+show_source(BlockPool.lookup, BlockPool.publish)
 show_source(BlockPool._take, BlockPool._remove_from_index)
 show_source(usable_hits)
 show_source(KVCacheManager.find_hits, KVCacheManager.index)
@@ -681,7 +655,9 @@ wanted = [1, 2, 7, 8, 9]
 right = 2 * len(pool.lookup(hash_blocks(wanted, 2)))
 let_through = guarded.num_found(wanted)
 wrong_right = {4: "the block with 7 8 has been filled again, after 3 4 instead of 1 2"}
-wrong_guarded = {2: "the old entry leads to a block whose tokens are 7 8 again: the guard sees no difference"}
+wrong_guarded = {
+    2: "the old entry leads to a block whose tokens are 7 8 again: the guard sees no difference"
+}
 compare(my_right_tokens, right, "tokens that may be taken", wrong_right)
 compare(my_guarded_tokens, let_through, "tokens that the guard lets through", wrong_guarded)
 assert (right, let_through) == (2, 4)
@@ -708,10 +684,9 @@ assert owners == [hash_blocks([1, 2, 7, 8], 2)[1], hash_blocks([3, 4, 7, 8], 2)[
 print(f"block {stale} stands in the index under {len(owners)} hashes; only the last is true")
 guarded.index = {h: b for h, b in guarded.index.items() if h != owners[0]}
 assert guarded.num_found(wanted) == right
-show_source(BlockPool._find_index_fault)
 
 # %% [markdown]
-# `check_invariants` would have found it in the first test: an index and the blocks' own names that disagree.
+# `check_invariants` would have found it in the first test: the index and the blocks' own hashes disagree.
 #
 # ## Check yourself
 #
@@ -720,29 +695,24 @@ show_source(BlockPool._find_index_fault)
 # Only what stands before the time: a hash contains everything before it. Put what changes at the end.
 # </details>
 #
-# <details><summary>2. Blocks of 16. A common beginning of 47 tokens. How many are shared, and how many with blocks of 8?</summary>
-#
-# 32, and 40. Only whole blocks have a hash; smaller blocks share a little more.
-# </details>
-#
-# <details><summary>3. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
+# <details><summary>2. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
 #
 # No: it needs the logits of every token, and those are not stored. But its blocks can be found by others.
 # </details>
 #
-# <details><summary>4. Why does <code>Chat</code> keep token ids, and not the text?</summary>
+# <details><summary>3. Why does <code>Chat</code> keep token ids, and not the text?</summary>
 #
 # The model may have written a word in two tokens that a tokenizer reads back as one. The text is the same, the tokens
 # are not, and from there on no hash is found.
 # </details>
 #
-# <details><summary>5. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
+# <details><summary>4. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
 #
 # No. The two it found are free, and taking them makes them held: one is left. Counting them as free *and* as found is a
 # classic mistake; `BlockTable.begin` counts them once.
 # </details>
 #
-# <details><summary>6. Does sharing make decoding faster?</summary>
+# <details><summary>5. Does sharing make decoding faster?</summary>
 #
 # No. Every key is still read, by each request. It saves memory, so more requests run at once, and it saves computing
 # prompts.

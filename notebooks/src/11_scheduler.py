@@ -11,8 +11,6 @@
 # About 50 minutes. Runs in under half a minute on two CPU cores.
 
 # %%
-from itertools import pairwise
-
 import torch
 
 from minipaged import LLM, KVSpec, SamplingParams
@@ -41,7 +39,8 @@ from minipaged.model.tiny import TINY, random_llama
 
 # %%
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
-print(f"the tiny model: {TINY.num_layers} layers, {KVSpec.from_model(TINY, torch.float32).bytes_per_token} bytes per token")
+token_bytes = KVSpec.from_model(TINY, torch.float32).bytes_per_token
+print(f"the tiny model: {TINY.num_layers} layers, {token_bytes} bytes per token")
 
 
 def tiny_llm(**settings):
@@ -201,21 +200,8 @@ assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
 # ### A budget of tokens
 #
 # A request that decodes computes one token, a prompt computes many. To keep steps short, a step has a [token
-# budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
-# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8,
-# prompts of 3 and 20 tokens:
-
-# %%
-chunks, _ = serve_small([(3, 2), (20, 2)], max_num_batched_tokens=8)
-for index, step in enumerate(chunks.steps):
-    print(index, {name: f"{m.state} {m.tokens}" for name, m in step.requests.items()})
-spent = [[m.tokens for m in step.requests.values()] for step in chunks.steps]
-assert spent == [[3, 5], [1, 7], [8], [1]]
-assert all(sum(tokens) <= 8 for tokens in spent)
-
-# %% [markdown]
-# A gets a token in each of its steps and is not held up by the long prompt beside it. B gets its first when the last
-# chunk of its 20 tokens has been computed.
+# budget](../docs/glossary.md#token-budget): decodes come first, and what is left is for prompts, in pieces if need be
+# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)).
 #
 # ### When the blocks run out
 #
@@ -279,35 +265,18 @@ once = sum(map(len, prompts.values())) + sum(lengths) - len(mix)
 _, recomputed, _ = runs["recompute"]
 _, swapped, _ = runs["swap"]
 wrong_again = {
-    10: "preemptions are rare, but each victim computes again all it held: prompt and answer so far",
-    0: "a victim's keys and values are gone, so its prompt and its answer so far are computed again",
+    10: "few requests are preempted, but each computes again all that it held",
+    0: "a victim's keys and values are gone: prompt and answer so far are computed again",
 }
 again = round(100 * recomputed.again / once)
 compare(my_again_percent, again, "computed again for each 100", wrong_again)
 assert swapped.computed == once == recomputed.computed - recomputed.again
 assert swapped.again == 0 == recomputed.blocks_moved
+say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
 
 # %% [markdown]
 # (`once` is what has to be computed in any case: prompts and answers, without the last token of each answer, which is
 # never an input.)
-#
-# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap
-# moves its blocks, twice:
-
-
-# %%
-def held_when_preempted(timeline):
-    """(tokens, blocks) of each victim, in the step before."""
-    return [
-        (before.requests[name].stored, len(before.requests[name].blocks))
-        for before, step in pairwise(timeline.steps)
-        for name in step.preempted
-    ]
-
-
-assert sum(tokens for tokens, _ in held_when_preempted(recomputed)) == recomputed.again
-assert 2 * sum(blocks for _, blocks in held_when_preempted(swapped)) == swapped.blocks_moved
-say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
 
 # %% [markdown]
 # ### Which is cheaper?
@@ -389,7 +358,8 @@ def draw(step):
     return figure, words
 
 
-Stepper(len(recompute.steps), draw, start=3)
+shows = "The twelve blocks with the request that holds each, the running requests, and the queue."
+Stepper(len(recompute.steps), draw, start=3, shows=shows)
 
 # %% [markdown]
 # ## Why
@@ -408,7 +378,13 @@ for timeline in (recomputed, swapped):
         outside = [arrival[n] for n, m in step.requests.items() if m.state not in RUNS]
         assert not outside or max(inside) < min(outside)
     assert not any(mix[0].id in step.preempted for step in timeline.steps)
-print("all that run are older than all that wait, in", len(recomputed.steps), "+", len(swapped.steps), "steps")
+print(
+    "all that run are older than all that wait, in",
+    len(recomputed.steps),
+    "+",
+    len(swapped.steps),
+    "steps",
+)
 
 # %% [markdown]
 # **Why not admit requests more carefully?** That is possible: a [watermark](../docs/glossary.md#watermark) keeps some
@@ -476,7 +452,7 @@ show_source(Scheduler.preempt_youngest)
 # <details><summary>Answers</summary>
 #
 # It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine
-# there is nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
+# there is no other request to grow into the blocks kept free, while a request that fits only without them would wait for ever.
 # </details>
 #
 # ## What must hold
@@ -633,12 +609,7 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 # `max_tokens` still counts from the original prompt.
 # </details>
 #
-# <details><summary>4. A new card computes twice as fast on the same bus. Which way to preempt gains?</summary>
-#
-# Recompute: its time halves, that of the copy stays.
-# </details>
-#
-# <details><summary>5. The host's memory is full. What does an engine set to swap do with a victim?</summary>
+# <details><summary>4. The host's memory is full. What does an engine set to swap do with a victim?</summary>
 #
 # It recomputes: `leave_by_swap` says no and has changed nothing. The answer is the same.
 # </details>

@@ -7,7 +7,7 @@
 # **You will be able to** say, from a budget and a few lengths, how many requests a server can run at once; measure it
 # on the whole engine; and name what a step spends its time on before you make anything faster.
 #
-# About 50 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
+# About 45 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import time
@@ -19,17 +19,15 @@ import torch
 
 from minipaged import LLM, KVSpec, SamplingParams, load_model
 from minipaged.attention import get_backend
+from coursekit.clocks import PARTS, WAYS, put_clocks, take_turns, timed_step
 from coursekit.comparison import equal_outputs, serve
 from coursekit.figures import memory_over_time, show
 from coursekit.figures.engine import requests_at_once, step_parts
 from coursekit.lesson import compare, number, pick_device, say, show_source, table
 from coursekit.silent import SilentModel, add_all, at_once, exactly, replay, silent_engine
-from coursekit.stopwatch import Stopwatch
 from coursekit.widgets import Explorable
 from coursekit.workloads import azure_lengths, load_mix, lognormal_lengths
 from minipaged.cpu.accelerate import accelerate
-from minipaged.cpu.backend import CpuBackend
-from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 
 # %% [markdown]
@@ -70,7 +68,7 @@ TRAFFIC = {"conversations": conversations, "instructions": instructions}
 table(
     ["", "requests", "prompt, mean", "answer, mean", "longest, together"],
     [
-        (name, len(lengths), *lengths.mean(axis=0).round(1), lengths.sum(axis=1).max())
+        (name, len(lengths), *map("{:.1f}".format, lengths.mean(axis=0)), lengths.sum(axis=1).max())
         for name, lengths in TRAFFIC.items()
     ],
 )
@@ -116,8 +114,8 @@ show(
         BUDGET,
         x_label="step",
     ),
-    "All conversations, to the end. Eight strips reserve the whole budget and leave most of it empty; "
-    "blocks fill it with tokens and are done in a third of the steps.",
+    "All conversations, to the end. Eight strips reserve the whole budget and leave most of it "
+    "empty; blocks fill it with tokens and are done in a third of the steps.",
 )
 
 # %% [markdown]
@@ -136,8 +134,8 @@ guesses = {"conversations": my_conversations, "instructions": my_instructions}
 for name, guess in guesses.items():
     naive = round(SLOTS / TRAFFIC[name].sum(axis=1).mean())
     wrong = {
-        naive: "that is slots over the mean length; but long requests run longer, so those that run "
-        "at any moment are longer than the mean, and hold only a part of what they will"
+        naive: "that is slots over the mean length; but long requests run longer, so those that "
+        "run at a moment are longer than the mean, and hold only a part of what they will"
     }
     compare(guess, round(running[name, "blocks"]), f"{name} at once", wrong)
     (strips, _), (blocks, _) = served[name, "strips"], served[name, "blocks"]
@@ -206,11 +204,17 @@ rows = []
 for policy, (llm, requests, seconds) in real.items():
     ttft = [request.metrics.ttft for request in requests if request.metrics.ttft is not None]
     speed = llm.stats.num_generation_tokens / seconds
-    rows.append((policy, speed, len(ttft), float(np.mean(ttft)), len(crowd) - len(ttft)))
-names = ["tokens per second", "got a first token", "after, mean (s)", "still wait"]
+    only = [r.decode_tokens / r.duration for r in llm.trace if not r.prefill_tokens]
+    first = (len(ttft), float(np.mean(ttft)), len(crowd) - len(ttft))
+    rows.append((policy, speed, float(np.median(only)), *first))
+names = ["tokens per second", "in steps that only decode"]
+names += ["got a first token", "after, mean (s)", "still wait"]
 table([f"after {window:.1f} seconds", *names], rows)
-times = rows[1][1] / rows[0][1]
-say(f"From blocks: {times:.1f} times the tokens per second, the computing of prompts included.")
+times, decoding = (rows[1][column] / rows[0][column] for column in (1, 2))
+say(f"""
+    From blocks {times:.1f} times the tokens per second, the computing of prompts included;
+    {decoding:.1f} times in steps that only decode.
+""")
 
 # %% [markdown]
 # [Throughput](../docs/glossary.md#throughput) has grown by much less than the number of requests, if at all: a processor
@@ -224,8 +228,8 @@ say(f"From blocks: {times:.1f} times the tokens per second, the computing of pro
 #
 # ## The picture
 #
-# How many at once depends on the longest length that the server accepts, or it does not. **In strips:** slots divided by
-# that length. **From blocks:** slots divided by what a request *holds*, on average over the time it runs. With a prompt
+# Does the number at once depend on the longest length that the server accepts? **In strips** it is slots divided by that
+# length. **From blocks** it is slots divided by what a request *holds*, on average over the time it runs. With a prompt
 # of $p$ and an answer of $a$ tokens it begins with $p$, ends with $p + a$ and takes $a$ steps. So it holds $p + a/2$ on
 # average, and counts $a$ times. The last block is half empty (lesson 04):
 #
@@ -303,67 +307,12 @@ Explorable({"conversations_that_fit": fit}, draw)
 # More requests at once make a step longer. By how much, and what takes the time? Now clocks go around the parts, for a
 # few more steps of the same two engines, with eight requests and with the crowd.
 #
-# **One thing has to be switched off for that.** On most CPUs with a C++ compiler, all layers of the model are
-# one call, and there is no place for a clock in it. The backend says so (`fuses_layers`), and can be told not to: then
-# each layer is called by itself, which gives the same numbers, more slowly. So every watched step has a neighbour that
-# runs as yours do, without clocks, and a third that only calls layer by layer.
-
+# **One thing has to be switched off for that.** On most CPUs with a C++ compiler, all layers of the model are one call,
+# and there is no place for a clock in it. So the watched steps call layer by layer, which gives the same
+# numbers, more slowly; and `take_turns` times the other ways in between.
 
 # %%
-def put_clocks(watch, engine):
-    """Which call counts to which part."""
-    model, runner = engine.runner.model, engine.runner
-    watch.around(engine, "step", "bookkeeping")
-    watch.around(engine.scheduler, "schedule", "scheduler")
-    watch.around(runner, "forward", "norms, rotary …")
-    watch.around(runner.builder, "build", "bookkeeping")
-    for name in ("write_kv", "paged_attention"):
-        watch.around(runner.backend, name, "attention")
-    for name in ("compute_logits", "argmax_tokens"):  # the second needs no logits, for greedy rows
-        watch.around(model, name, "head")
-    watch.around(engine_module, "sample", "sampler")
-    watch.around(runner, "greedy_tokens", "sampler")
-    for name, module in model.named_modules():
-        if name.endswith(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")):
-            watch.around(module, "forward", "weights")
-
-# %%
-def step(engine, *, clocks, fused):
-    """One step; returns its seconds, and those of each part if there are clocks."""
-    backend = engine.runner.backend
-    if not fused and isinstance(backend, CpuBackend):
-        engine.runner.backend = CpuBackend(fuses_layers=False)
-    wait = torch.cuda.synchronize if device.type == "cuda" else None
-    with Stopwatch(wait=wait) as watch:
-        if clocks:
-            put_clocks(watch, engine)
-        start = time.perf_counter()
-        engine.step()
-        seconds = time.perf_counter() - start
-    engine.runner.backend = backend
-    return seconds, watch.take()
-
-
-# %%
-PARTS = ["weights", "attention", "norms, rotary …", "head", "sampler", "scheduler", "bookkeeping"]
-WAYS = {
-    "as you run it": {"clocks": False, "fused": True},
-    "layer by layer": {"clocks": False, "fused": False},
-    "with clocks": {"clocks": True, "fused": False},
-}
-
-
-def take_turns(llm, rounds=8):
-    """Decode steps in each way, in turns: medians of the seconds, and of the parts."""
-    seconds, laps = {way: [] for way in WAYS}, []
-    while len(laps) < rounds:
-        for way, how in WAYS.items():
-            taken, lap = step(llm.engine, **how)
-            if not llm.trace[-1].prefill_tokens:
-                seconds[way].append(taken)
-                laps += [lap] if lap else []
-    parts = {part: float(np.median([lap[part] for lap in laps])) for part in PARTS}
-    return {way: float(np.median(taken)) for way, taken in seconds.items()}, parts
+show_source(put_clocks)
 
 # %% tags=["nbval-ignore-output"]
 whole, steps = {}, {}
@@ -371,7 +320,7 @@ for name, (llm, *_) in {"eight requests": by_strips, "the crowd": by_blocks}.ite
     whole[name], steps[name] = take_turns(llm)
 fresh = make_llm(16)
 add_all(fresh.engine, crowd)
-_, prompts = step(fresh.engine, clocks=True, fused=False)  # the first step: prefill
+_, prompts = timed_step(fresh.engine, clocks=True, fused=False)  # the first step: prefill
 show(
     step_parts({**steps, "all prompts of the crowd": {p: prompts.get(p, 0.0) for p in PARTS}}),
     "Three bars: what a decode step of eight, one of the crowd, and the step that computes the "
@@ -379,7 +328,9 @@ show(
 )
 del fresh
 few, many = steps.values()
-wrong_weights = {100: "most of it, but each request's own attention, and the head, take their share"}
+wrong_weights = {
+    100: "most of it, but each request's own attention, and the head, take their share"
+}
 answer = round(100 * many["weights"] / sum(many.values()))
 compare(my_weights_percent, answer, "percent for the weights of the layers", wrong_weights)
 
@@ -394,7 +345,8 @@ python_s = many["scheduler"] + many["bookkeeping"]
 say(f"""
     The crowd's step does {decoding / STRIPS:.0f} times the work of the small one in
     {many_s / few_s:.1f} times the time. Scheduler and bookkeeping take
-    {1e6 * python_s / decoding:.0f} µs for each request, {100 * python_s / many_s:.1f} % of the step.
+    {1e6 * python_s / decoding:.0f} µs for each request, {100 * python_s / many_s:.1f} % of the
+    step.
 """)
 
 # %% [markdown]
@@ -408,49 +360,9 @@ say(f"""
 # - **scheduler and bookkeeping** are Python, once for each request and step. Most of this course is about them, and they
 #   are a small part here. A GPU makes the model faster and leaves Python as it is, so there they weigh more.
 #
-# ### What your laptop ran
-#
-# Lesson 05 ended on plain torch, lesson 01 on a model in plain torch. Both are in the engine, and on a CPU without a C++
-# compiler both serve. With a compiler something else ran above: the folder [minipaged/cpu](../minipaged/cpu), code for
-# speed, in C++, with one entrance. `LLM` hands it the model and the attention backend, and uses what comes back:
-
-# %%
-show_source(accelerate)
-
-# %% [markdown]
-# | what lessons showed | in plain torch | in `minipaged/cpu` |
-# |:--|:--|:--|
-# | a key goes to its slot (04, 05) | `LayerKV.write` in `cache/storage.py` | `write_kv` in `csrc/layers.cpp` |
-# | one query reads through the table (05, 07) | `attend_gathered` in `attention/torch_backend.py` | `csrc/decode.cpp` |
-# | a prompt does (08) | `attend_prefill`, same file | `csrc/prefill.cpp`, if our products are the faster; else torch's |
-# | the layers of the model (01) | `model/llama.py` | `CpuLlama` in `modules.py`, `csrc/linear.cpp` or oneDNN's products: what `calibrate.py` measured to be faster |
-# | the greedy token | the sampler, from logits | in the head's product, if it is ours, without logits |
-#
-# The two choose the same tokens, here in float32, where rounding is small. `attention_backend="torch"` takes the
-# folder away. (So does a machine without a compiler; `CXX=false` pretends to be one.)
-
-# %% tags=["nbval-ignore-output"]
-plain = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
-small = {"device": "cpu", "num_blocks": 8, "max_model_len": 64}
-
-
-def ask(llm):
-    """The answer, what made it, and its milliseconds a token."""
-    llm.generate("Paris is", exactly(2), use_tqdm=False)
-    (output,) = llm.generate("The sky is blue because", exactly(24), use_tqdm=False)
-    model, backend = llm.engine.runner.model, llm.engine.runner.backend
-    parts = (model, model.layers[0], model.lm_head, backend)
-    kinds = " · ".join(type(part).__name__ for part in parts)
-    return output.outputs[0].text, kinds, 1e3 * output.metrics.tpot
-
-
-in_torch = ask(LLM(plain, attention_backend="torch", **small))
-fast, _ = accelerate(plain, get_backend("auto", "cpu"))  # `plain` is used up now
-compiled = ask(LLM(fast, **small))
-assert in_torch[0] == compiled[0]
-print(in_torch[0])
-del plain, fast
-table(["one request, float32", "ms a token"], [in_torch[1:], compiled[1:]])
+# On a CPU with a C++ compiler, the layers above ran in C++, in the folder [minipaged/cpu](../minipaged/cpu); without one
+# the model of lesson 01 and the attention of lesson 05 serve. What replaces what, and that both choose the same tokens,
+# is in the study [What your laptop ran](extra/12_what_your_laptop_ran.ipynb).
 
 # %% [markdown]
 # ## The code as it stands
@@ -585,30 +497,25 @@ assert llm.engine.pool.num_free == llm.engine.pool.num_blocks and not llm.engine
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. The operator doubles the longest length, to 8192. What happens to the requests at once under each policy?</summary>
-#
-# In strips four instead of eight. From blocks nothing, as long as the same requests come.
-# </details>
-#
-# <details><summary>2. All answers become twice as long, prompts stay. Does the number at once halve?</summary>
+# <details><summary>1. All answers become twice as long, prompts stay. Does the number at once halve?</summary>
 #
 # No. A request holds its prompt and half of its answer on average, and only the second part doubles. For conversations
 # with long prompts the number falls a little, for instructions by nearly half.
 # </details>
 #
-# <details><summary>3. At the opening more requests run at once than an hour later. Why?</summary>
+# <details><summary>2. At the opening more requests run at once than an hour later. Why?</summary>
 #
 # They are all new: they hold a prompt and nothing else. Then they grow, all together, the pool runs dry, and the
 # youngest are [preempted](../docs/glossary.md#preemption).
 # </details>
 #
-# <details><summary>4. Twice as many requests at once. Is throughput doubled?</summary>
+# <details><summary>3. Twice as many requests at once. Is throughput doubled?</summary>
 #
 # Only while a step takes as long as before, that is, while reading the weights takes the time. Once multiplying does, a
 # step grows with its rows, and more at once only means that fewer wait.
 # </details>
 #
-# <details><summary>5. The silent model wrote no keys. Why could we believe what it said about memory?</summary>
+# <details><summary>4. The silent model wrote no keys. Why could we believe what it said about memory?</summary>
 #
 # The scheduler decides by lengths and free blocks. Answers end at a given length here, so no token decides anything.
 # The real model then ran as many as the silent one in every step, which an assertion checked.

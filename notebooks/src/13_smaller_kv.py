@@ -71,7 +71,7 @@ table(
 )
 wrong_factor = {
     2.0: "half the bits would be half the memory, were it not for the scales: four "
-        "bytes to each 64 numbers",
+    "bytes to each 64 numbers",
     4.0: "that is 32 bits against 8; the cache had 16",
 }
 compare(my_factor, round(each["bfloat16"] / each["int8"], 2), "times as many tokens", wrong_factor)
@@ -176,8 +176,8 @@ per_token = {
 }
 typical = {which: 100 * float(found.median()) for which, found in per_token.items()}
 wrong_int8 = {
-    0.4: "that is the largest error of one number, half a step of 1/127, against the largest number; "
-    "the other numbers of the vector are smaller, with the same error"
+    0.4: "that is the largest error of one number, half a step of 1/127, against the largest "
+    "number; the other numbers of the vector are smaller, with the same error"
 }
 wrong_fp8 = {
     6.25: "that is the worst case of one number, half of 1/8; typical numbers err by less, and the "
@@ -388,22 +388,8 @@ assert first[0] < 0.5 * first[1] and block > 3 * alone
 # %% [markdown]
 # And the block's scale here was the *best* one, known in advance. A server writes tokens as they come. When a larger
 # one arrives, it must either clip it, or change the scale, and with it the meaning of every token that is already
-# stored:
-
-# %%
-stored, scale = quantize_rows(tokens[:1], torch.int8)
-raised = shared[:1] / 127  # the second token has come
-read_now = dequantize_rows(stored, raised)
-print(
-    "written",
-    [round(x, 3) for x in tokens[0].tolist()],
-    " read after the scale was raised",
-    [round(x, 2) for x in read_now[0].tolist()],
-)
-assert float(read_now.abs().max()) > 900 * 0.01
-
-# %% [markdown]
-# A scale that belongs to one stored vector never changes. That is worth its four bytes, and is what `minipaged` does.
+# stored. A scale that belongs to one stored vector never changes. That is worth its four bytes, and is what `minipaged`
+# does.
 #
 # ## The code as it stands
 
@@ -510,7 +496,7 @@ assert fine == [32] and min(off[n] for n in lengths if n != 32) > 0.2 and max(of
 #
 # Whatever moves blocks can forget a part: a copy on write, a swap, a transfer to another machine. One cure is to have
 # *one list* of what makes up a block, `KVStorage.tensors` above. vLLM's is to store each scale right after the numbers
-# of its vector, so that whoever moves the block moves the scale (FlashInfer issue 3617 describes that layout); an
+# of its vector, so that code that moves the block moves the scale (FlashInfer issue 3617 describes that layout); an
 # add-on to it that still computed the size of a block without scales read garbage (kvcached issue 424).
 # </details>
 #
@@ -544,20 +530,14 @@ assert len(KVStorage(specs["int8"], 1, 16).tensors) == 4
 #
 # <details><summary>3. A block is shared through prefix caching. Must a reader copy its scales?</summary>
 #
-# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until
-# somebody writes.
+# No. It reads the block where it is, scales included; they have the same block number. Nothing is copied until the
+# block is written to.
 # </details>
 #
 # <details><summary>4. Why is a block's hash the same for an int8 and a float32 cache, and why does that do no harm?</summary>
 #
 # It is made of token ids. One pool has one format, so two formats never meet. A cache that is shared between engines
 # would have to put the format into the hash.
-# </details>
-#
-# <details><summary>5. Why not store K in int8 and V in fp8, or one layer finer than another?</summary>
-#
-# It can be done, and models differ in what they bear. Here int8 is more exact for both, in every head, so there is
-# nothing to gain; and each combination is another kernel to compile and to test.
 # </details>
 
 # %% [markdown]

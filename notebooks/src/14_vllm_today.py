@@ -43,7 +43,7 @@ my_parts_gone = None  # your guess, 0 to 11
 # %% [markdown]
 # ## Measure
 #
-# Nobody needs to believe such a list. For each row, `coursekit/vllm_today.py` quotes words of vLLM's source, with the
+# You need not believe such a list. For each row, `coursekit/vllm_today.py` quotes words of vLLM's source, with the
 # file they stand in; and where something was dropped, words that stand nowhere any more. A test of this repository
 # (`tests/coursekit/test_vllm_table.py`) looks all of them up in the vLLM that is installed beside it, and fails when a
 # new version says otherwise.
@@ -61,7 +61,7 @@ text_table(
 # %%
 gone = [point for point in POINTS if point.lacks]
 wrong_gone = {
-    1: "swapping is the best known; forks went too, for samples and for beams, and the paper's own kernels",
+    1: "swapping is the best known; forks went too, for samples and beams, and its own kernels",
     0: "most ideas are still there, but not all: vLLM's source has no trace of four of them",
 }
 compare(my_parts_gone, len(gone), "parts", wrong_gone)
@@ -164,7 +164,7 @@ assert all(point.shows for point in POINTS)
 # <details><summary>2. It is on. What do the eight share, and what not?</summary>
 #
 # The full blocks of the prompt, whose hashes are equal. The unfilled last block is computed by each of them; so there is
-# never a block with two owners that somebody writes to, and nothing to copy.
+# never a shared block that is written to, and nothing to copy.
 # </details>
 #
 # <details><summary>3. Why does a finer <code>prefix_match_unit</code> bring copy-on-write back?</summary>

@@ -49,8 +49,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     ("changed", "winner"),
     [
         ({}, "vectors-nta"),
-        ({"torch": 12.0}, "torch"),
-        ({"torch": 12.5}, "vectors-nta"),  # 13 is within 5 % of it
+        ({"torch": 11.0}, "torch"),
+        ({"torch": 12.0}, "vectors-nta"),  # 13 is within 10 % of it
         ({"vectors-t0": 10.0}, "vectors-t0"),
         ({"vectors-t0": 11.0}, "vectors-nta"),  # 13 is within 25 % of it
         ({"vectors-none": 8.0, "vectors-t0": 9.0, "torch": 7.8}, "vectors-t0"),
@@ -172,10 +172,10 @@ def test_the_lines_name_the_way_and_each_figure():
 @needs_compiler
 def test_every_way_of_this_machine_is_measured(monkeypatch):
     """Small and two rounds: that it runs, not what it finds."""
+    own = cpu_kernels.load()  # before: this one may measure in earnest, and keep what it finds
+    assert own is not None
     monkeypatch.setattr(calibrate, "WEIGHT_BYTES", 2**20)
     monkeypatch.setattr(calibrate, "MOST_ROUNDS", 2)
-    own = cpu_kernels.load()
-    assert own is not None
     ways = ways_of("bfloat16", bool(own.library.tiles_allowed()))
     try:
         times = calibrate.measure(own.library, torch.bfloat16, ways)

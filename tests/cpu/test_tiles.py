@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from minipaged.model.loading import LoadedModel
 
 from minipaged import LLM, SamplingParams
 from minipaged.attention import get_backend
 from minipaged.attention.torch_backend import TorchBackend
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.abi import After
 from minipaged.cpu.accelerate import accelerate

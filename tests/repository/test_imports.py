@@ -53,17 +53,17 @@ def undeclared(folder: str, *extras: str, leave_out: tuple[str, ...] = ()) -> di
 
 
 def test_the_engine_imports_only_the_core_and_the_hub_extra():
-    leave_out = ("minipaged/commands/", "minipaged/jobs/")
+    leave_out = ("minipaged/commands/", "minipaged/jobs/", "minipaged/serve/")
     assert undeclared("minipaged/", "hub", leave_out=leave_out) == {}
 
 
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("minipaged/", ("hub", "scale")),
+        ("minipaged/", ("hub", "scale", "serve")),
         ("coursekit/", ("course", "hub", "teach")),
         ("notebooks/", ("course",)),
-        ("tests/", ("course", "test", "teach", "hub", "scale")),
+        ("tests/", ("course", "test", "teach", "hub", "scale", "serve", "serve-test")),
         ("scripts/", ("course",)),
     ],
 )

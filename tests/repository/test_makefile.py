@@ -45,20 +45,8 @@ def test_commands_in_the_documents_exist():
 @pytest.mark.parametrize(
     "target",
     [
-        "check",
-        "demo",
-        "test",
-        "lint",
-        "types",
-        "lab",
-        "kernels",
-        "fuzz",
-        "doctor",
-        "build",
-        "site",
-        "long",
-        "scale",
-        "teach",
+        *("check", "demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site"),
+        *("long", "served", "scale", "teach"),
     ],
 )
 def test_every_command_sets_up_first(target):
@@ -104,8 +92,8 @@ def test_check_runs_what_test_runs_and_what_it_leaves_out():
     planned = make("--dry-run", "check").stdout
     assert make("--dry-run", "test").stdout.splitlines() == planned.splitlines()[:-2]
     left_out, run_later = re.findall('-m "([^"]+)"', planned)
-    assert left_out == "not slow and not extra and not browser"
-    assert run_later == "(slow or fuzz or extra) and not browser"
+    assert left_out == "not slow and not extra and not browser and not serve"
+    assert run_later == "(slow or fuzz or extra) and not browser and not serve"
 
 
 def test_exercises_that_somebody_may_be_solving_are_run_again_in_ci_only():

@@ -24,6 +24,9 @@ SHAPE = [
     "Check yourself",
     "Summary",
 ]
+# The last lesson takes a quarter of an hour: it compares vLLM with what was built before, and builds nothing.
+LAST = "14"
+LEFT_OUT_LAST = ("The picture", "The code as it stands", "What must hold", "Find the bug")
 MOST_LINES = 25
 MOST_COLUMNS = 100
 
@@ -129,7 +132,8 @@ def test_code_cells_fit_a_screen(path):
 @lessons
 def test_a_lesson_has_the_shape_of_a_lesson(path):
     headings = re.findall(r"^## (.+)$", prose(path), re.MULTILINE)
-    assert [heading for heading in headings if heading in SHAPE] == SHAPE
+    shape = [heading for heading in SHAPE if path.name[:2] != LAST or heading not in LEFT_OUT_LAST]
+    assert [heading for heading in headings if heading in SHAPE] == shape
     assert re.match(rf"# {path.name[:2]} · \w", prose(path)), "the title has the number of the lesson"
     assert prose(path).count("<details>") == prose(path).count("</details>") >= 4, (
         "questions have folded answers"
@@ -137,8 +141,6 @@ def test_a_lesson_has_the_shape_of_a_lesson(path):
     assert "### Sources" in prose(path)
 
 
-# Lessons some of whose pictures have no more than a caption yet.
-TEXTS_OWED = {"10", "11"}
 FEWEST_WORDS = 12
 
 
@@ -154,23 +156,20 @@ def test_a_picture_says_in_words_what_it_shows(path):
     assert all(picture.data["text/plain"].startswith("[") for picture in pictures)
     texts = [picture.metadata["image/png"]["alt"] for picture in pictures]
     short = [text for text in texts if len(text.split()) < FEWEST_WORDS]
-    if path.name[:2] in TEXTS_OWED:
-        assert short, f"{path.name} owes no text any more: take it off the list"
-    else:
-        assert short == []
+    assert short == []
 
 
 @lessons
 def test_a_lesson_has_a_figure_in_words_too(path):
     outputs = [output for cell in code_cells(path) for output in cell.outputs]
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert figures
+    assert figures or path.name[:2] == LAST
     assert all(figure.data["text/plain"].startswith("[") for figure in figures)
 
 
 @lessons
 def test_a_lesson_is_neither_a_page_nor_a_book(path):
-    least = 15 if path.name.startswith("00") else 30
+    least = 15 if path.name[:2] in ("00", LAST) else 30
     cells = [cell for cell in read(path).cells if not cell.id.endswith("-home")]
     assert least <= len(cells) <= 65
 
@@ -188,7 +187,8 @@ def test_predictions_are_left_to_the_reader(path):
 
 @lessons_and_studies
 def test_it_asserts_what_it_says(path):
-    assert sum(cell.source.count("assert ") for cell in code_cells(path)) >= 5
+    least = 2 if path in STUDIES else 5
+    assert sum(cell.source.count("assert ") for cell in code_cells(path)) >= least
 
 
 @lessons_and_studies

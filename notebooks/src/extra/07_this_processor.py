@@ -63,9 +63,9 @@ assert all(rate > 0 for pair in machines.values() for rate in pair)
 
 # %% tags=["nbval-ignore-output"]
 b, f = machines["this processor"]
-stands = {"decode": 4.0, "padded to 16 rows": 16.0}
+stands = {"decode": 4.0, "16 rows": 16.0}
 show(
-    roofline({"this processor": (b, f), "H200": (4800e9, 989e12)}, stands, hollow=["padded to 16 rows"]),
+    roofline({"this processor": (b, f), "H200": (4800e9, 989e12)}, stands, hollow=["16 rows"]),
     "The roof of this processor and, far above, that of an H200.",
 )
 slower = max(1.0, 16 * b / f) / max(1.0, 4 * b / f)

@@ -11,7 +11,7 @@ import torch
 
 from minipaged import LLM, BeamSearchParams, KVSpec, KVStorage
 from minipaged.attention import get_backend
-from minipaged.cache import BlockPool, BlockTable, append_all
+from minipaged.cache import BlockCopy, BlockPool, BlockTable, append_all
 from minipaged.cache.accounting import Sharing
 from minipaged.engine.beam import BeamSearch
 from coursekit.figures import show
@@ -142,29 +142,55 @@ Answer:""")
 
 
 # %% tags=["nbval-ignore-output"]
-def search(prompt, width, length):
-    """The percentage saved, and how sure the model was at every step."""
+def search(prompt, width, length, kind=BeamSearch):
+    """The percentage saved, how sure the model was at every step, and the hypotheses."""
     engine, rows = llm.engine, []
     parts = engine.runner.model, engine.pool, engine.storage, engine.runner.backend
-    beams = BeamSearch(*parts, BeamSearchParams(width, length, ignore_eos=True), (), length)
+    beams = kind(*parts, BeamSearchParams(width, length, ignore_eos=True), (), length)
     beams.start(prompt)
     while not beams.is_done:
         beams.step()
         rows.append(beams.logits.log_softmax(dim=-1).topk(50).values.cpu())
+    found = [hypothesis.output for hypothesis in beams.live]
     beams.close()
-    return 100 * beams.sharing.saved, torch.cat(rows)
+    return 100 * beams.sharing.saved, torch.cat(rows), found
 
 
+# %% tags=["nbval-ignore-output"]
 real, sureness = {}, []
 for name, prompt, length in (("chats", CHAT, 32), ("instructions", TASK, 40)):
     for width in COUNTS:
-        real[name, width], rows = search(prompt, width, length)
+        real[name, width], rows, _ = search(prompt, width, length)
         sureness.append(rows)
 table(
     ["blocks saved by beams, %", *(f"width {width}" for width in COUNTS)],
     [(name, *(real[name, width] for width in COUNTS)) for name in NAMES],
 )
 assert all(real[name, 6] > real[name, 2] + 10 for name in NAMES)
+
+# %% [markdown]
+# Does sharing change what is found? The same search, with private blocks for every hypothesis: a full copy at every
+# token.
+
+
+# %%
+class PrivateSearch(BeamSearch):
+    """Beam search that shares nothing from one step to the next."""
+
+    def _branch(self, chosen):
+        super()._branch(chosen)
+        for hypothesis in self.live:
+            own = BlockTable(self.pool, self.storage.block_size)
+            own.append(hypothesis.table.num_tokens)
+            self.storage.copy_blocks(list(map(BlockCopy, hypothesis.table.blocks, own.blocks)))
+            hypothesis.table.free()
+            hypothesis.table = own
+
+
+saved_by_forks, _, found = search(TASK, 4, 20)
+saved_private, _, found_private = search(TASK, 4, 20, PrivateSearch)
+assert found == found_private and len(found) == 4 and saved_private == 0 < saved_by_forks
+print("four hypotheses of 20 tokens, the same with shared and with private blocks")
 
 
 # %%
@@ -191,6 +217,7 @@ def dice_search(prompt, length, width, rows, seed):
         beams.step()
     beams.close()
     return beams.sharing.entries, beams.sharing.entries - beams.sharing.blocks
+
 
 # %% tags=["nbval-ignore-output"]
 rows, tiny = torch.cat(sureness), KVStorage(KVSpec(1, 1, 1, torch.float32), 1500, 16)

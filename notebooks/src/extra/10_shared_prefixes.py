@@ -10,7 +10,7 @@
 import numpy as np
 
 from minipaged import LLM, SamplingParams
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from coursekit.lesson import say, table
 from coursekit.traffic import contiguous_traffic, paged_traffic

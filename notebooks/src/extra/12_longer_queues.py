@@ -19,7 +19,9 @@ from coursekit.workloads import lognormal_lengths
 
 SLOTS, MAX_LEN = 8 * 4096, 4096
 config = load_model("smollm2-135m", dtype=torch.bfloat16, device="cpu").config
-replay_here = partial(replay, config, torch.bfloat16, num_slots=SLOTS, block_size=16, max_len=MAX_LEN)
+replay_here = partial(
+    replay, config, torch.bfloat16, num_slots=SLOTS, block_size=16, max_len=MAX_LEN
+)
 
 
 def holds(lengths, block_size=16):

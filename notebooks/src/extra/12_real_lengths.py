@@ -2,7 +2,7 @@
 # # 12 · Study: real lengths
 #
 # A study beside [lesson 12](../12_engine.ipynb): the real model serves conversations of real lengths, under both
-# policies, until the whole budget is filled. It takes half a minute or more.
+# policies, until the whole budget is filled. To keep it short, the budget is half of the lesson's: four strips of 4096.
 
 # %%
 from dataclasses import replace
@@ -29,10 +29,10 @@ device, half = pick_device()
 loaded = load_model("smollm2-135m", dtype=half, device=device)
 loaded, _ = accelerate(loaded, get_backend("auto", device))
 config = loaded.config
-MAX_LEN, STRIPS = 4096, 8
+MAX_LEN, STRIPS = 4096, 4
 SLOTS = STRIPS * MAX_LEN
 BUDGET = SLOTS * KVSpec.from_model(config, half).bytes_per_token
-CHUNK, CHAT_STEPS, POLICIES = 2048, 19, {"strips": MAX_LEN, "blocks": 16}
+CHUNK, CHAT_STEPS, POLICIES = 2048, 10, {"strips": MAX_LEN, "blocks": 16}
 replay_here = partial(replay, config, half, num_slots=SLOTS, max_len=MAX_LEN, chunk=CHUNK)
 
 trace = azure_lengths("conv")
@@ -74,12 +74,12 @@ say(f"""
     of these {len(inside)} has it after {number(last)} steps, says the silent model.
 """)
 # %%
-assert peak == {"strips": STRIPS, "blocks": 63} and held["strips"] < 15 < 95 < held["blocks"]
-assert computed > 30_000 and last > 20 * CHAT_STEPS
+assert peak["strips"] == STRIPS < peak["blocks"] / 5 and held["strips"] < 20 < 95 < held["blocks"]
+assert computed > 15_000 and last > 20 * CHAT_STEPS
 by_step = {p: [replace(r, time=r.index) for r in llm.trace] for p, llm in llms.items()}
 show(
     memory_over_time(by_step, BUDGET, x_label="step"),
-    "KV memory of SmolLM2 serving real lengths: eight strips reserve the whole budget at once and "
+    "KV memory of SmolLM2 serving real lengths: four strips reserve the whole budget at once and "
     "leave most of it empty; blocks fill it with tokens, chunk by chunk, until it is full.",
 )
 share = {
@@ -90,7 +90,7 @@ say(f"""
     Of what was reserved in these {CHAT_STEPS} steps, {100 * share["strips"]:.0f} % held tokens in
     strips, {100 * share["blocks"]:.1f} % in blocks.
 """)
-assert share["strips"] < 0.15 < 0.95 < share["blocks"]
+assert share["strips"] < 0.2 < 0.95 < share["blocks"]
 
 # %% [markdown]
 # ## In seconds
@@ -111,10 +111,10 @@ names = ["seconds", speed, "ms of such a step", "TTFT, mean (s)", "TTFT, worst (
 table(["", *names], rows)
 strips_s = last * rows[0][3] / 1e3 + seconds * chats[inside, 0].sum() / computed
 say(f"""
-    With blocks, steps that only decode took {decode_seconds:.1f} s of {seconds:.1f} s; the rest went
-    to steps that compute prompts. The last of the {len(inside)} had its first token after
-    **{max(ttft):.0f} s**. In strips it would be about **{strips_s:.0f} s**, estimated from {number(last)}
-    decode steps and the same prompts.
+    With blocks, steps that only decode took {decode_seconds:.1f} s of {seconds:.1f} s; the rest
+    went to steps that compute prompts. The last of the {len(inside)} had its first token after
+    **{max(ttft):.0f} s**. In strips it would be about **{strips_s:.0f} s**, estimated from
+    {number(last)} decode steps and the same prompts.
 """)
 
 # %% [markdown]

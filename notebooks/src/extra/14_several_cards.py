@@ -55,14 +55,16 @@ for cards in (8, 16):
     each, count = on_each_card(cards)
     show(
         card_filled(CARD, WEIGHTS / cards, each * CONTEXT, count),
-        f"One of {cards} cards: {count} conversations of {number(each * CONTEXT)} bytes.",
+        f"The memory of one of {cards} cards as a bar: its share of the weights, then "
+        f"{count} conversations of {number(each * CONTEXT)} bytes.",
     )
 
 # %%
 copies = {n: n * on_each_card(n)[0] / on_each_card(1)[0] for n in (8, 16)}
 say(f"""
     Stored on all cards together, every key is there **{copies[8]:.0f} time** with 8 cards and
-    **{copies[16]:.0f} times** with 16. Twice the cards hold {fits[16] / fits[8]:.2f} times the requests.
+    **{copies[16]:.0f} times** with 16. Twice the cards hold {fits[16] / fits[8]:.2f} times the
+    requests.
 """)
 assert copies == {8: 1, 16: 2}
 
