@@ -96,7 +96,7 @@ def git(folder, *arguments):
 
 def test_a_learner_runs_a_lesson_and_gets_the_next_version_with_one_command(course, tmp_path_factory, capsys):
     """With git: the copy is no change of the course, and what is pulled arrives in it."""
-    (course / ".gitignore").write_text("/work/\n*.backup-*\n")
+    (course / ".gitignore").write_text("/work\n*.backup-*\n")
     git(course, "init", "--quiet")
     git(course, "add", ".")
     git(course, "commit", "--quiet", "-m", "first")

@@ -71,8 +71,9 @@ def test_a_command_installs_what_it_needs_and_no_more():
         assert extras(target) == {"test"}, target
     assert extras("lint") == extras("types") == {"lint"}
     assert extras("browser") == {"test", "browser"}
-    for target in ("site", "scale", "teach"):
+    for target in ("serve", "scale", "teach"):
         assert extras(target) == {target}
+    assert extras("site") == {"site", "serve"}
 
 
 def test_only_a_teacher_gets_nbgrader_and_its_menu():
