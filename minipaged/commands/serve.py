@@ -25,6 +25,7 @@ from minipaged.commands.serving import (
     require_model_memory,
 )
 from minipaged.engine.args import EngineArgs
+from minipaged.extras import how_to_install
 from minipaged.serve import ServeSettings
 
 NAMES = {"host": None, "port": "N", "api_key": "KEY", "served_model_name": "NAME", "allowed_hosts": "NAME"}
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         from minipaged.serve.snapshot import recording
     except ImportError as error:
         raise CommandError(
-            f"serving needs the serve extra: pip install 'minipaged[serve]' ({error})"
+            f"serving needs more packages: {how_to_install('serve')} ({error})"
         ) from error
     from minipaged.engine.llm import LLM
 

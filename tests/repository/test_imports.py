@@ -63,7 +63,7 @@ def test_the_engine_imports_only_the_core_and_the_hub_extra():
         ("minipaged/", ("hub", "scale", "serve")),
         ("coursekit/", ("course", "hub", "teach")),
         ("notebooks/", ("course",)),
-        ("tests/", ("course", "test", "hub", "scale", "serve", "serve-test")),
+        ("tests/", ("course", "test", "teach", "hub", "scale", "serve", "serve-test")),
         ("scripts/", ("course",)),
     ],
 )
