@@ -20,7 +20,7 @@ NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site browser scale serve served clean
+.PHONY: help setup doctor demo test unit notebooks check long build lint types lab kernels fuzz bench peers home site slides pictures browser scale serve served clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -100,10 +100,16 @@ site: setup ## build lessons, exercises, guides and API reference as pages to re
 	@$(BIN)/python scripts/setup_env.py --extra site,serve
 	@$(BIN)/python scripts/build_site.py
 
+slides: setup ## make slides of the lessons, to be shown in a class, in slides/ (ARGS=02: of lesson 02)
+	@$(BIN)/python scripts/build_slides.py $(ARGS)
+
+pictures: setup ## measure, and draw the pictures of docs/images
+	@$(BIN)/python scripts/draw_pictures.py
+
 browser: setup ## drive the widgets in JupyterLab, and the built site, in Chromium (ARGS="-k site")
 	@$(BIN)/python scripts/setup_env.py --extra browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m browser tests/browser $(ARGS)
 
 clean: ## remove .venv and everything the commands wrote
-	rm -rf .venv .peers out site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers out site slides build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ from coursekit.figures.style import BLUE, GREY, INK, PALE, house_style, label
 
 OURS = ("minipaged", "minipaged-torch")
 DASHES = (0, (4, 3))
+MIXES = {"chat48": "48 chats", "instruct64": "64 short instructions", "alone": "one request alone"}
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 
@@ -37,13 +38,13 @@ def _bars(axes: Axes, mix: str, engines: dict[str, dict[str, Any]], floor: float
         axes.plot([low, high], [row, row], color=INK, linewidth=1.0)
         label(axes, max(rate, high), row, f"{rate:.0f}", offset=(5, 0), va="center", bbox=ON_WHITE)
     axes.axvline(floor, color=GREY, linewidth=0.9, linestyle=DASHES, gid=f"floor:{mix}")
-    label(axes, floor, -0.5, "floor", offset=(-4, 2), color=GREY, ha="right")
+    label(axes, floor, -0.5, "limit of this machine", offset=(-4, 2), color=GREY, ha="right")
     axes.set_yticks(range(len(engines)), list(engines))
     axes.set_ylim(len(engines) - 0.5, -0.9)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, 1.06 * max(floor, *(found["spread"][1] for found in engines.values())))
-    axes.set_title(mix)
+    axes.set_title(MIXES.get(mix, mix))
     axes.set_xlabel("output tokens per second")
 
 
@@ -53,8 +54,8 @@ def curves(result: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(8.2, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     panels = (
-        (left, "static", "against static batches", "longest answer of a batch / mean answer"),
-        (right, "continuous", "against its continuous batching", "requests × tokens of context"),
+        (left, "static", "transformers, static batches", "longest answer of a batch / mean answer"),
+        (right, "continuous", "transformers, continuous batching", "requests × tokens of context"),
     )
     for axes, name, title, x_label in panels:
         points = result[name]
@@ -67,8 +68,9 @@ def curves(result: dict[str, Any]) -> Figure:
         axes.set_ylim(0, 1.2 * max([1.0, *y]))
         axes.set_title(title)
         axes.set_xlabel(x_label)
-    left.set_ylabel("our tokens/s divided by theirs")
+    left.set_ylabel("times as fast as transformers")
     right.set_xscale("log", base=2)
+    right.set_xticks([point["x"] for point in result["continuous"]])
     right.xaxis.set_major_formatter(FuncFormatter(_thin_thousands))
     right.minorticks_off()
     return figure

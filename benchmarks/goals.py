@@ -54,6 +54,7 @@ GOALS = (
     Goal("tokens/s against vLLM at its best", 1.0, 1.3, ratio(SPEED, OURS, VLLM)),
     Goal("share of this machine's floor", 0.65, 0.8, share_of_floor),
     Goal("tokens/s without a compiler against vLLM", 0.75, 1.0, ratio(SPEED, TORCH, VLLM)),
+    Goal("tokens/s against plain torch", 1.0, 1.5, ratio(SPEED, OURS, TORCH), (*MIXES, "alone")),
     Goal("tokens/s against transformers, static batches", 4.0, 6.0, ratio(SPEED, OURS, STATIC)),
     Goal("tokens/s against transformers, continuous", 2.5, 4.0, ratio(SPEED, OURS, CONTINUOUS)),
     Goal("one request alone, against vLLM", 1.2, 1.4, ratio(SPEED, OURS, VLLM), ("alone",)),

@@ -22,7 +22,8 @@ import psutil
 from benchmarks.engines.common import READY, RESULT
 from benchmarks.mixes import Mix
 from benchmarks.quiet import FOREIGN_LIMIT, TRIES, NotQuietError, foreign_share, peak_memory, read_tree
-from minipaged.machine import core_count, torch_facts
+from minipaged import threads
+from minipaged.machine import torch_facts
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".peers"
@@ -34,22 +35,28 @@ KV_BYTES, MAX_LEN = 1 << 30, 2048  # the same for all: no mix needs more
 
 @dataclass(frozen=True)
 class Engine:
-    """How to start an engine. script: in benchmarks/engines; every: 2 to take part in every second round."""
+    """How to start an engine. script: in benchmarks/engines; every: 2 to take part in every second round.
+
+    environ: variables of its own.
+    """
 
     name: str
     script: str
     python: Path
     option: str = ""
     every: int = 1
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 OURS = Path(sys.executable)
 VLLM = PEERS / "vllm" / "bin" / "python"
+SPINNING = (("GOMP_SPINCOUNT", "300000"), ("KMP_BLOCKTIME", "200"))  # OpenMP's own defaults
 # transformers is several times slower and far from any limit: it takes part in every second round.
 ENGINES = {
     engine.name: engine
     for engine in (
         Engine("minipaged", "minipaged_engine.py", OURS),
+        Engine("minipaged-spinning", "minipaged_engine.py", OURS, environ=SPINNING),
         Engine("minipaged-torch", "minipaged_engine.py", OURS, "torch"),
         Engine("vllm", "vllm_engine.py", VLLM, "compiled"),
         Engine("vllm-eager", "vllm_engine.py", VLLM, "eager"),
@@ -71,7 +78,7 @@ class Settings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `settings_from`."""
-    parser.add_argument("--threads", type=int, default=core_count(), help="default: all cores")
+    parser.add_argument("--threads", type=int, default=threads.usable_cpus(), help="default: all cores")
     parser.add_argument(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
@@ -123,7 +130,9 @@ def export_model() -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    return os.environ | {
+    """Of an engine. What importing minipaged has set here is left out: peers run as they are installed."""
+    inherited = {name: value for name, value in os.environ.items() if name not in threads.SET_HERE}
+    return inherited | {
         "OMP_NUM_THREADS": str(settings.threads),
         "LD_PRELOAD": ":".join(settings.preloads),
         "HF_HUB_OFFLINE": "1",
@@ -146,7 +155,7 @@ class RunningEngine:
         ]  # fmt: skip
         self._child = subprocess.Popen(
             command,
-            env=environment(settings),
+            env=environment(settings) | dict(engine.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -158,14 +167,13 @@ class RunningEngine:
         self._each(stop)
 
     def sample(self, name: str, mix: Mix) -> dict[str, Any]:
-        """Serve a mix, again until the machine is quiet meanwhile: what common.result_of says and more.
+        """`serve`, again until the machine is quiet meanwhile.
 
-        `foreign_share` is what others used of the processors, `peak_mib` the most memory the engine has held.
         Raises RuntimeError if the engine fails, NotQuietError if the machine is never quiet.
         """
         shares = []
         for _ in range(TRIES):
-            result = self._serve(mix)
+            result = self.serve(mix)
             share = result["foreign_share"]
             if share <= self.settings.foreign_limit:
                 return result
@@ -173,14 +181,23 @@ class RunningEngine:
             shares.append(share)
         raise NotQuietError(shares, self.settings.foreign_limit)
 
-    def _serve(self, mix: Mix) -> dict[str, Any]:
+    def serve(self, mix: Mix) -> dict[str, Any]:
+        """Serve a mix, whatever else runs: what common.result_of says and more.
+
+        `foreign_share` is what others used of the processors, `cpu_seconds` what the engine did (warming up
+        included), `peak_mib` the most memory it has held. Raises RuntimeError if it fails.
+        """
         self._each(psutil.Process.resume)
         try:
             first = read_tree(self._root)
             print(json.dumps(mix), file=self._child.stdin, flush=True)
             result = json.loads(self._wait_for(RESULT))
-            share = foreign_share(first, read_tree(self._root), psutil.cpu_count() or 1)
-            return result | {"foreign_share": share, "peak_mib": peak_memory(self._root) // 2**20}
+            last = read_tree(self._root)
+            return result | {
+                "foreign_share": foreign_share(first, last, psutil.cpu_count() or 1),
+                "cpu_seconds": last.own - first.own,
+                "peak_mib": peak_memory(self._root) // 2**20,
+            }
         finally:
             self._each(stop)
 

@@ -27,6 +27,7 @@ from benchmarks import records
 from benchmarks.quiet import FOREIGN_LIMIT, when_quiet
 from coursekit.stopwatch import Stopwatch
 from minipaged.attention import get_backend
+from minipaged.checkpoints.loading import load_model
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.accelerate import accelerate
@@ -37,7 +38,6 @@ from minipaged.engine import engine as engine_module
 from minipaged.engine.engine import Engine
 from minipaged.model import llama
 from minipaged.model.llama import MLP, Linear, RMSNorm
-from minipaged.model.loading import load_model
 from minipaged.sampling_params import SamplingParams
 
 PAGE = records.ROOT / "docs" / "profile.md"

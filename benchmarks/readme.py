@@ -26,8 +26,13 @@ def render_throughput(result: dict[str, Any]) -> str:
         for mix, engines in result["mixes"].items()
         if engines
     ]
+    return "\n\n".join(tables)
+
+
+def render_goals(result: dict[str, Any]) -> str:
+    """What the makers hold themselves to; of no interest to others, so it comes last."""
     header = ["goal", "mix", "at least", "aim", "measured", "verdict"]
-    return "\n\n".join([*tables, records.markdown([header, *map(goal_cells, result["goals"])])])
+    return records.markdown([header, *map(goal_cells, result["goals"])])
 
 
 def render_curves(result: dict[str, Any]) -> str:
@@ -67,6 +72,9 @@ def render(folder: Path = records.RECORDED) -> str:
             parts.append(NOT_RECORDED)
             continue
         parts += [origin(name, result), section(result), f"![{title}](results/cpu/{name}.svg)"]
+    throughput_result = records.read("throughput", folder)
+    if throughput_result is not None:
+        parts += ["### Goals", render_goals(throughput_result)]
     return "\n\n".join(parts)
 
 

@@ -32,9 +32,9 @@ from benchmarks.quiet import NotQuietError, when_quiet
 from minipaged import LLM
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache import BlockPool, BlockTable, KVStorage
+from minipaged.checkpoints.hf_folder import read_config
 from minipaged.core.runner import ModelRunner
 from minipaged.memory import KVSpec
-from minipaged.model.hf_folder import read_config
 
 BLOCK_SIZE = 16
 REQUESTS, AT_CONTEXT = (1, 2, 4, 8, 16, 32, 64, 96, 128), 256

@@ -39,7 +39,7 @@ from benchmarks.processes import (
     started,
 )
 from benchmarks.quiet import NotQuietError
-from minipaged.model.hf_folder import read_config
+from minipaged.checkpoints.hf_folder import read_config
 
 DEFAULT = ("minipaged", "minipaged-torch", "vllm", "transformers", "transformers-cb")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from coursekit.waste import WasteReport
 from coursekit.workloads import Request
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.checks import parse_bytes
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput, StepRecord
 from minipaged.machine import busy_seconds
-from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import SamplingParams
 
 

@@ -53,19 +53,19 @@ def compare(guess: float | None, answer: float, unit: str, wrong: Mapping[float,
     `guess` is None where the reader wrote none; the lesson then goes on with the answer alone.
     `wrong`: guesses that are to be expected, each with the thought that leads there and what it leaves out.
     """
-    said = f"It is **{number(answer)} {unit}**."
+    said = f"It is **{short(answer)} {unit}**."
     if guess is None:
         said += " You wrote no guess."
     elif guess == answer:
         said += " Your guess was exactly that."
     elif expected := [why for value, why in (wrong or {}).items() if abs(guess - value) <= abs(value) / 100]:
-        said += f" Your guess was {number(guess)}: {expected[0]}."
+        said += f" Your guess was {short(guess)}: {expected[0]}."
     elif guess <= 0 or answer <= 0:
-        said += f" Your guess was {number(guess)}."
+        said += f" Your guess was {short(guess)}."
     else:
         factor = max(guess / answer, answer / guess)
         side = "high" if guess > answer else "low"
-        said += f" Your guess of {number(guess)} was {factor:.2g} times too {side}."
+        said += f" Your guess of {short(guess)} was {factor:.2g} times too {side}."
     say(said)
 
 
@@ -73,6 +73,12 @@ def number(value: Any) -> str:
     """Digits in groups of three with thin spaces between; two decimals unless the value is whole."""
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
     return text.replace(",", THIN_SPACE)
+
+
+def short(value: Any) -> str:
+    """As `number`, without the zeros at the end: an answer given to one decimal is printed with one."""
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def pick_device() -> tuple[torch.device, torch.dtype]:

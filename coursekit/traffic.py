@@ -24,13 +24,15 @@ class Traffic:
     """What a policy did with a stream of requests.
 
     `waste` is in token slots x steps, `request_steps` in requests x steps, both over the `steps` in which
-    somebody waited. `preemptions` counts how often a request gave its blocks back, to be admitted again.
+    somebody waited. `preemptions` counts how often a request gave its blocks back, to be admitted again, and
+    `recomputed` the tokens that it held then, each of which is computed a second time.
     """
 
     waste: WasteReport
     steps: int
     request_steps: int
     preemptions: int
+    recomputed: int = 0
 
     @property
     def running(self) -> float:
@@ -103,7 +105,7 @@ def paged_traffic(lengths: np.ndarray, budget_tokens: int, block_size: int) -> T
     tokens = np.empty(0, dtype=np.int64)  # stored by each running request, in order of admission
     final = np.empty(0, dtype=np.int64)
     total = WasteReport(0, 0, 0, 0, 0, 0, 0)
-    request_steps = preemptions = 0
+    request_steps = preemptions = recomputed = 0
     while waiting:
         running = tokens < final
         tokens, final = tokens[running] + 1, final[running]
@@ -111,7 +113,9 @@ def paged_traffic(lengths: np.ndarray, budget_tokens: int, block_size: int) -> T
         free = num_blocks - int(held.sum())
         preempted = free < 0
         while free < 0:
-            waiting.appendleft((int(tokens[-1]) - 1, int(final[-1])))
+            stored = int(tokens[-1]) - 1  # without the token of this step, which it does not compute
+            waiting.appendleft((stored, int(final[-1])))
+            recomputed += stored
             free += int(held[-1])
             tokens, final, held = tokens[:-1], final[:-1], held[:-1]
             preemptions += 1
@@ -134,10 +138,12 @@ def paged_traffic(lengths: np.ndarray, budget_tokens: int, block_size: int) -> T
                 free=free * block_size,
             )
             request_steps += len(tokens)
-    return _traffic(total, budget_tokens, request_steps, preemptions)
+    return _traffic(total, budget_tokens, request_steps, preemptions, recomputed)
 
 
-def _traffic(total: WasteReport, budget_tokens: int, request_steps: int, preemptions: int) -> Traffic:
+def _traffic(
+    total: WasteReport, budget_tokens: int, request_steps: int, preemptions: int, recomputed: int = 0
+) -> Traffic:
     if not total.budget:
         raise ValueError(f"a budget of {budget_tokens} tokens holds every request at once: nobody waits")
-    return Traffic(total, total.budget // budget_tokens, request_steps, preemptions)
+    return Traffic(total, total.budget // budget_tokens, request_steps, preemptions, recomputed)

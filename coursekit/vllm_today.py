@@ -158,7 +158,7 @@ POINTS = (
         "KV heads are split, one block table for all cards",
         "KV heads are split, and repeated where there are fewer heads than cards",
         "one card",
-        13,
+        14,
         (Quote("config/model.py", "def get_num_kv_heads("),),
     ),
 )
@@ -176,9 +176,9 @@ SETTINGS = (
     Setting("max_num_seqs", "max_num_seqs", 11, "sequences that run at once"),
     Setting("kv_offloading_size", None, 11, "host memory for blocks; here swap_space, for whole requests"),
     Setting("kv_cache_dtype", "kv_cache_dtype", 13, "numbers of K and V"),
-    Setting("tensor_parallel_size", None, 13, "cards that share each layer"),
-    Setting("decode_context_parallel_size", None, 13, "cards that split the tokens of a context"),
-    Setting("pipeline_parallel_size", None, 13, "cards that have different layers"),
-    Setting("data_parallel_size", None, 13, "copies of the engine; here minipaged batch --workers"),
-    Setting("distributed_executor_backend", None, 13, "who starts the processes: mp, ray and others"),
+    Setting("tensor_parallel_size", None, 14, "cards that share each layer"),
+    Setting("decode_context_parallel_size", None, 14, "cards that split the tokens of a context"),
+    Setting("pipeline_parallel_size", None, 14, "cards that have different layers"),
+    Setting("data_parallel_size", None, 14, "copies of the engine; here minipaged batch --workers"),
+    Setting("distributed_executor_backend", None, 14, "who starts the processes: mp, ray and others"),
 )

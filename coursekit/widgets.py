@@ -23,11 +23,19 @@ class Explorable(ipywidgets.VBox):
     Args:
         controls: argument of `draw` -> the widget that sets it; its description is what the reader sees.
         draw: called with one value for each control; returns the figure and the sentence.
+        shows: what the picture shows at any setting, for those who cannot see it; the sentence follows it.
     """
 
-    def __init__(self, controls: Mapping[str, ipywidgets.ValueWidget], draw: Callable[..., Drawing]) -> None:
+    def __init__(
+        self,
+        controls: Mapping[str, ipywidgets.ValueWidget],
+        draw: Callable[..., Drawing],
+        *,
+        shows: str = "",
+    ) -> None:
         self.controls = dict(controls)
         self._draw = draw
+        self._shows = shows
         self._picture = ipywidgets.Image(format="png")
         self._words = ipywidgets.HTML()
         self.text = ""
@@ -47,7 +55,9 @@ class Explorable(ipywidgets.VBox):
         data = dict(super()._repr_mimebundle_(**options))
         data["image/png"] = base64.b64encode(self._picture.value).decode()
         data["text/plain"] = f"[run this cell to move the sliders] {self.text}"
-        return data, {"image/png": {"width": int(self._picture.width), "alt": self.text}}
+        return data, {
+            "image/png": {"width": int(self._picture.width), "alt": f"{self._shows} {self.text}".strip()}
+        }
 
 
 class Stepper(Explorable):
@@ -57,13 +67,16 @@ class Stepper(Explorable):
         num_steps: steps of the history, counted from 0.
         draw: called with the step; returns the figure and the sentence.
         start: the step that is shown first, and in the static picture.
+        shows: what the picture shows at any step, for those who cannot see it.
     """
 
-    def __init__(self, num_steps: int, draw: Callable[[int], Drawing], *, start: int = 0) -> None:
+    def __init__(
+        self, num_steps: int, draw: Callable[[int], Drawing], *, start: int = 0, shows: str = ""
+    ) -> None:
         if not 0 <= start < num_steps:
             raise ValueError(f"start is {start}, there are {num_steps} steps")
         slider = ipywidgets.IntSlider(value=start, min=0, max=num_steps - 1, description="step")
-        super().__init__({"step": slider}, lambda step: draw(step))
+        super().__init__({"step": slider}, lambda step: draw(step), shows=shows)
         self.back = ipywidgets.Button(description="◀ back", layout={"width": "6em"})
         self.forward = ipywidgets.Button(description="next ▶", layout={"width": "6em"})
         self.back.on_click(lambda _: self.move(-1))

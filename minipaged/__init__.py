@@ -1,11 +1,13 @@
 """minipaged: a small engine that serves language models from a paged KV cache, and the course that builds it.
 
 Importing this package is cheap: the names below are loaded when they are first used, so neither a model,
-a GPU nor triton is needed to look around.
+a GPU nor triton is needed to look around. It comes before torch where both are imported: `threads` says why.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from minipaged import threads as threads  # first of all: it sets what torch reads while it is loaded
 
 __version__ = "0.1.0"
 
@@ -26,7 +28,7 @@ _EXPORTS = {
     "BlockTable": "minipaged.cache.block_table",
     "KVStorage": "minipaged.cache.storage",
     "AttentionBatch": "minipaged.attention.batch",
-    "load_model": "minipaged.model.loading",
+    "load_model": "minipaged.checkpoints.loading",
 }
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from minipaged.cache.block_pool import BlockPool as BlockPool
     from minipaged.cache.block_table import BlockTable as BlockTable
     from minipaged.cache.storage import KVStorage as KVStorage
+    from minipaged.checkpoints.loading import load_model as load_model
     from minipaged.config import CacheConfig as CacheConfig
     from minipaged.config import EngineConfig as EngineConfig
     from minipaged.config import ModelConfig as ModelConfig
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
     from minipaged.engine.output_processor import CompletionOutput as CompletionOutput
     from minipaged.engine.output_processor import RequestOutput as RequestOutput
     from minipaged.memory import KVSpec as KVSpec
-    from minipaged.model.loading import load_model as load_model
     from minipaged.sampling_params import BeamSearchParams as BeamSearchParams
     from minipaged.sampling_params import RequestOutputKind as RequestOutputKind
     from minipaged.sampling_params import SamplingParams as SamplingParams

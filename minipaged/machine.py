@@ -3,8 +3,10 @@
 Importing this module imports neither torch nor triton.
 """
 
+import os
 import platform
 import sys
+import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from minipaged import cgroup, threads
 from minipaged.cpu.build import find_compiler
 
 if TYPE_CHECKING:
@@ -54,6 +57,14 @@ class Machine:
     gpu: Gpu | None
     cpu_bfloat16: bool
     cores: int
+    cpu_quota: float | None
+    """Processors whose full time the container may use; None without a limit."""
+    threads: int | None
+    """That torch and our kernels use."""
+    waiting: dict[str, str]
+    """The environment variables that say how threads wait."""
+    busy_share: float
+    """Of all processors' time, what other programs take just now, 0 … 1."""
     compiler: str | None
     total_memory: int
     available_memory: int
@@ -63,6 +74,8 @@ class Machine:
     matplotlib: str | None
     pytest: str | None
     nbval: str | None
+    products: tuple[str, ...]
+    """What serves the CPU's matrix products, a line a dtype, with the figures that say why."""
 
 
 def version(package: str) -> str | None:
@@ -73,23 +86,12 @@ def version(package: str) -> str | None:
         return None
 
 
-def cgroup_available(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> int | None:
+def cgroup_available(root: Path = cgroup.ROOT, membership: Path = cgroup.MEMBERSHIP) -> int | None:
     """Bytes this process may still take under the memory limits of its control groups; None without a limit.
 
-    psutil sees the host's memory, not what a container, a batch system or systemd allows. A limit holds for
-    all groups below it, so the tightest from the process's own group up to `root` counts.
+    psutil sees the host's memory, not what a container, a batch system or systemd allows.
     """
-    folders = {root, root / "memory"}  # where version 2 and version 1 of control groups begin
-    try:
-        for line in membership.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                own = root / controllers / path.lstrip("/")
-                folders.update((own, *own.parents))
-    except (OSError, ValueError):
-        pass  # a system without control groups
+    folders = cgroup.folders("memory", root, membership)
     found = [available for folder in folders if (available := _left_in_group(folder)) is not None]
     return min(found, default=None)
 
@@ -170,9 +172,25 @@ def busy_seconds() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
 
+def busy_share(seconds: float = 0.2) -> float:
+    """Share of all processors' time that is used while this process sleeps, 0 … 1."""
+    before = busy_seconds()
+    start = time.monotonic()
+    time.sleep(seconds)
+    used = (busy_seconds() - before) / (time.monotonic() - start)
+    return min(1.0, max(0.0, used / (psutil.cpu_count() or 1)))
+
+
+def torch_threads() -> int:
+    """Threads of a step on the CPU. Imports torch."""
+    import torch
+
+    return torch.get_num_threads()
+
+
 def find_model_file() -> str | None:
     """Where the default model lies, None if it is not installed. Imports torch."""
-    from minipaged.model.loading import ModelLoadError, find_model
+    from minipaged.checkpoints.loading import ModelLoadError, find_model
 
     try:
         return str(find_model(DEFAULT_MODEL))
@@ -196,12 +214,18 @@ def torch_facts() -> tuple[str | None, Gpu | None, bool]:
     return None, gpu, cpu_has_bfloat16()
 
 
-def core_count() -> int:
-    """Cores this process may run on; fewer than the machine has if it is pinned."""
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # not on macOS
-        return len(process.cpu_affinity())
-    return psutil.cpu_count() or 1
+def cpu_products() -> tuple[str, ...]:
+    """Which products of a CPU are the fastest here; empty without kernels of our own. Imports torch.
+
+    Where the kernels have not been built or nothing has been measured yet, both happen now.
+    """
+    from minipaged.cpu import kernels
+
+    try:
+        found = kernels.load()
+    except ValueError as error:  # an environment variable that names what is not there
+        return (str(error),)
+    return () if found is None else tuple(found.choice.lines())
 
 
 def inspect() -> Machine:
@@ -215,7 +239,11 @@ def inspect() -> Machine:
         triton=version("triton") or version("triton-windows"),
         gpu=gpu,
         cpu_bfloat16=cpu_bfloat16,
-        cores=core_count(),
+        cores=threads.pinned_cpus(),
+        cpu_quota=cgroup.cpu_quota(),
+        threads=None if torch_error else torch_threads(),
+        waiting=threads.waiting(os.environ),
+        busy_share=busy_share(),
         compiler=find_compiler(),
         total_memory=int(psutil.virtual_memory().total),
         available_memory=available_memory(),
@@ -225,4 +253,5 @@ def inspect() -> Machine:
         matplotlib=version("matplotlib"),
         pytest=version("pytest"),
         nbval=version("nbval"),
+        products=() if torch_error else cpu_products(),
     )

@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-import mathjax
+import nbformat
+import npm
 
 import minipaged
 from coursekit.player import player_page
@@ -29,6 +30,7 @@ SETTINGS = ROOT / "docs/site"
 SECTIONS = {
     "The tour": ["docs/tour/*.md"],
     "The course": ["notebooks/[0-9]*.ipynb"],
+    "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
     "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
@@ -46,9 +48,22 @@ def stage(pattern: str) -> list[str]:
         if str(name) == START_PAGE:
             continue
         (STAGE / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, STAGE / name)
+        if file.suffix == ".ipynb":
+            nbformat.write(with_texts_of_pictures(nbformat.read(file, as_version=4)), STAGE / name)
+        else:
+            shutil.copy2(file, STAGE / name)
         names.append(str(name.with_suffix("")))
     return names
+
+
+def with_texts_of_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Put each picture's text where MyST-NB looks for it: at the cell, not at the output."""
+    for cell in notebook.cells:
+        stored = [output.get("metadata", {}).get("image/png", {}) for output in cell.get("outputs", [])]
+        texts = [metadata["alt"] for metadata in stored if "alt" in metadata]
+        if texts:
+            cell.metadata["mystnb"] = {"image": {"alt": " ".join(texts)}}
+    return notebook
 
 
 def write_players() -> None:
@@ -96,8 +111,8 @@ def public_modules() -> list[str]:
 def fetch_mathjax() -> None:
     """Lay MathJax beside the pages; where it is out of reach, formulas stay as they are typed."""
     try:
-        mathjax.unpack(mathjax.package(ROOT / "build"), STAGE / "mathjax")
-    except mathjax.MathJaxError as error:
+        npm.unpack(npm.MATHJAX, npm.fetch(npm.MATHJAX, ROOT / "build"), STAGE / "mathjax")
+    except npm.NpmError as error:
         print(f"site: formulas will show as typed. {error}", file=sys.stderr)
 
 

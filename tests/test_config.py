@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from minipaged.checkpoints.hf_config import config_from_hf
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig, RopeScaling
-from minipaged.model.hf_config import config_from_hf
 from minipaged.model.tiny import TINY
 from tests.model.model_files import hf_config
 

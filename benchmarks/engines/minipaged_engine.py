@@ -2,14 +2,14 @@
 
 import os
 
-import torch
 from common import Served, arguments, generate, run
+
+from minipaged import LLM, SamplingParams  # before torch: it sets how torch's threads wait
+
+import torch  # isort: skip
 
 args = arguments()
 torch.set_num_threads(args.threads)
-
-from minipaged import LLM, SamplingParams  # noqa: E402
-
 if args.option == "torch":
     os.environ["CXX"] = "false"  # the command: it compiles nothing, and says so
 llm = LLM(

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from minipaged.model.loading import find_model
+from minipaged.checkpoints.loading import find_model
 
 
 def main(folder: Path) -> None:

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from coursekit.comparison import serve
     from coursekit.workloads import load_mix
     from minipaged.attention import get_backend
+    from minipaged.checkpoints.loading import load_model
     from minipaged.cpu.accelerate import accelerate
-    from minipaged.model.loading import load_model
 
     settings = engine_settings(args)
     with refusals():

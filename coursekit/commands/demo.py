@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coursekit.comparison import Run
-    from minipaged.model.loading import LoadedModel
+    from minipaged.checkpoints.loading import LoadedModel
 
 BLOCK_SIZE = 16
 NEEDED_MEMORY = 2 * 2**30  # bytes: torch, the model in float32 and one cache at a time
@@ -66,10 +66,10 @@ def demonstrate(args: argparse.Namespace) -> int:
     from coursekit.figures import memory_over_time, save
     from coursekit.workloads import load_mix
     from minipaged.attention import get_backend
+    from minipaged.checkpoints.loading import load_model
     from minipaged.checks import parse_bytes
     from minipaged.cpu.accelerate import accelerate
     from minipaged.engine.args import EngineArgs
-    from minipaged.model.loading import load_model
 
     asked = EngineArgs(
         args.model, dtype=args.dtype, kv_memory=args.kv_memory, max_model_len=args.max_model_len

@@ -68,6 +68,11 @@ def prompt_in_chunks(chunk_lens: Sequence[int], step: int) -> Figure:
     for key in range(stop):
         color = BLUE if key >= start else GREY
         _square(axes, key, total + 0.6, color, f"key:{key}")
+    legend = [("computed in this step", BLUE), ("computed before", GREY), ("still to come", GREY)]
+    for row, (words, color) in enumerate(legend):  # the upper right triangle is empty
+        shade = PALE if words == "still to come" else color
+        _square(axes, total - 5.2, 0.4 + 1.1 * row, shade, f"legend:{words}")
+        label(axes, total - 4, 0.9 + 1.1 * row, words, va="center", color=color)
     if start:
         label(axes, start / 2, total + 1.6, "in the cache", offset=(0, -13), ha="center", color=GREY)
     label(axes, (start + stop) / 2, total + 1.6, "new", offset=(0, -13), ha="center", color=BLUE)
@@ -94,7 +99,9 @@ def tokens_per_step(traces: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
             axes.add_patch(Rectangle(bottom, 0.8, prefill, facecolor=BLUE, gid=f"{name}:prefill:{index}"))
         totals = [sum(step) for step in steps]
         most = max(range(len(steps)), key=totals.__getitem__)
-        label(axes, most - 0.4, totals[most], f"{totals[most]} tokens", offset=(0, 3), color=INK)
+        longest = totals.count(totals[most])
+        words = f"{totals[most]} tokens" if longest == 1 else f"{longest} steps of {totals[most]} tokens"
+        label(axes, most - 0.4, totals[most], words, offset=(0, 3), color=INK)
         axes.set_title(name)
         axes.set_ylabel("tokens")
     longest = max(len(steps) for steps in traces.values())

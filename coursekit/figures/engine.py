@@ -1,14 +1,15 @@
 """The engine as a whole: how many requests run at once, and what a step spends its time on."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
 
 from coursekit.figures.style import BLUE, GREY, INK, PALE, house_style, label
 
-SHADES = (BLUE, "#7fa3dc", INK, GREY, "#a3a3a3", PALE, "#ececec")
+SHADES = (BLUE, "#7fa3dc", GREY, "#a3a3a3", INK, PALE, "#ececec")
 LIGHT = {"#a3a3a3", PALE, "#ececec", "#7fa3dc"}
 SHORTEST_NAMED = 0.05
 """Share of the longest bar from which a part carries its percentage."""
@@ -88,4 +89,31 @@ def step_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xlim(0, 100)
     axes.set_ylim(len(steps) + 0.5, -0.35)
     axes.axis("off")
+    return figure
+
+
+@house_style
+def blocks_over_steps(steps: Sequence[Mapping[str, Sequence[int]]], num_blocks: int) -> Figure:
+    """A pool in time: each block in each step is free (white), held by one (grey) or by several (blue).
+
+    Args:
+        steps: for each step, the blocks of every request in it.
+        num_blocks: how many the pool has.
+    """
+    figure = Figure(figsize=(7.2, 0.9 + 0.13 * num_blocks), layout="constrained")
+    axes = figure.subplots()
+    for number, step in enumerate(steps):
+        holders = Counter(block for blocks in step.values() for block in blocks)
+        for block, count in holders.items():
+            color = BLUE if count > 1 else PALE
+            cell = Rectangle((number, block), 1, 1, facecolor=color, edgecolor="white", linewidth=0.8)
+            cell.set_gid(f"block:{block}:{number}:{count}")
+            axes.add_patch(cell)
+    axes.set_xlim(0, len(steps))
+    axes.set_ylim(num_blocks, 0)
+    axes.yaxis.set_major_locator(MultipleLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel("block")
+    axes.set_title("grey: held by one request    blue: shared by several    white: free")
     return figure

@@ -1,6 +1,6 @@
 """What memory and arithmetic allow a kernel at most, against its arithmetic intensity."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -11,12 +11,17 @@ LOWEST, HIGHEST = 0.5, 8192.0  # operations per byte
 
 
 @house_style
-def roofline(machines: Mapping[str, tuple[float, float]], kernels: Mapping[str, float]) -> Figure:
+def roofline(
+    machines: Mapping[str, tuple[float, float]],
+    kernels: Mapping[str, float],
+    hollow: Collection[str] = (),
+) -> Figure:
     """One roof for each machine, and where kernels stand under the first of them.
 
     Args:
         machines: name -> bandwidth in bytes per second, and operations per second.
         kernels: name -> operations per byte.
+        hollow: kernels of whose operations a part is useless; their marks are not filled.
     """
     figure = Figure(figsize=(8.2, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -31,7 +36,8 @@ def roofline(machines: Mapping[str, tuple[float, float]], kernels: Mapping[str, 
         reached = min(intensity * bandwidth, flops) / 1e12
         gid = f"kernel:{name}"
         axes.plot([intensity] * 2, [1e-9, reached], color=PALE, linewidth=0.8, zorder=0)
-        axes.plot([intensity], [reached], "o", color=BLUE, markersize=6, zorder=3, gid=gid)
+        filled = "white" if name in hollow else BLUE
+        axes.plot([intensity], [reached], "o", color=BLUE, mfc=filled, markersize=6, zorder=3, gid=gid)
         label(axes, intensity, reached, name, offset=(-7, 5), ha="right", color=BLUE)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 1.0, 0.66  # of a block in the tree, in columns and rows
 COLUMN = 1.35  # from one block to the next
 STATES = {"held": BLUE, "cached": PALE, "blank": "white"}
 Chain = Sequence[tuple[int, str]]
-"""The blocks of a request in order: (physical block, the letters of its name; "" when it has none)."""
+"""The blocks of a request in order: (physical block, the letters of its hash; "" when it has none)."""
 
 
 @house_style
@@ -56,7 +56,7 @@ def _draw_node(axes: Axes, x: float, y: float, block: int, letters: str, is_shar
     axes.add_patch(box)
     middle, words = x + WIDTH / 2, {"ha": "center", "va": "center", "color": ink}
     label(axes, middle, y - 0.13, f"block {block}", fontsize=8.5, **words)
-    label(axes, middle, y + 0.15, letters or "no name", fontsize=7.5, **words)
+    label(axes, middle, y + 0.15, letters or "no hash", fontsize=7.5, **words)
 
 
 def _draw_link(axes: Axes, x: float, before: int, block: int, center: Mapping[int, float]) -> None:

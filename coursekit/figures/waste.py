@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
 
 from coursekit.figures.style import BLUE, GREY, INK, PALE, house_style, label
 from coursekit.replay import Snapshot
@@ -38,6 +39,8 @@ def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
             )
             _name_share(axes, left + share / 2, row, words, share, "white" if kind == "used" else INK)
             left += share
+        thin = [f"{KINDS[kind][0]} {100 * share:.0f} %" for kind, share in by_kind.items() if is_thin(share)]
+        label(axes, 1, row, "\n".join(thin), offset=(6, 0), va="center", fontsize=8, color=GREY)
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set_ylim(len(shares) - 0.5, -0.5)
     axes.set_xlim(0, 1.001)
@@ -46,6 +49,11 @@ def waste_bars(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
+
+
+def is_thin(share: float) -> bool:
+    """Whether a stretch is too short for a percentage in it, and yet worth a name beside the bar."""
+    return 0.005 <= share <= 0.033
 
 
 def _name_share(axes: Axes, x: float, y: float, words: str, share: float, color: str) -> None:
@@ -67,11 +75,14 @@ def arena_map(snapshot: Snapshot, num_slots: int) -> Figure:
     for strip in snapshot.strips:
         _box(axes, strip.start, strip.size, 0.0, PALE, f"strip:{strip.start}")
         _box(axes, strip.start, strip.stored, 0.0, BLUE, f"stored:{strip.start}")
-    label(axes, 0, 1.0, "blue: tokens   grey: reserved   white: holes", offset=(0, 6), color=GREY)
-    label(axes, num_slots, 1.0, f"{num_slots} slots", offset=(0, 6), ha="right", color=GREY)
+    label(axes, 0, 1.0, "blue: tokens   grey: reserved   white: holes", offset=(0, 11), color=GREY)
+    slots = f"{num_slots:,} slots".replace(",", " ")
+    label(axes, num_slots, 1.0, slots, offset=(0, 11), ha="right", color=GREY)
     if snapshot.waiting is not None:
-        _box(axes, 0, snapshot.waiting, -1.15, "white", "waiting", height=0.6)
-        largest = max((size for _, size in snapshot.holes), default=0)
+        start, largest = max(snapshot.holes, key=lambda hole: hole[1], default=(0, 0))
+        _outline(axes, 0, snapshot.waiting, -1.15, 0.6, "waiting")
+        if largest:
+            _outline(axes, start, snapshot.waiting, -0.12, 1.24, "tried")
         said = (
             f"waits for {snapshot.waiting} slots in a row; "
             f"the largest hole has {largest}, all holes together {snapshot.free}"
@@ -111,9 +122,19 @@ def arena_over_time(snapshots: Sequence[Snapshot], num_slots: int, *, rows: int 
     )
     axes.set_xlabel("step")
     axes.set_ylabel("slot")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}".replace(",", " ")))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}".replace(",", " ")))
     label(axes, 0, num_slots, "blue: tokens   grey: reserved   white: holes", offset=(0, 6), color=GREY)
     return figure
 
 
 def _box(axes: Axes, x: float, width: float, y: float, color: str, gid: str, height: float = 1.0) -> None:
     axes.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor=INK, linewidth=0.6, gid=gid))
+
+
+def _outline(axes: Axes, x: float, width: float, y: float, height: float, gid: str) -> None:
+    """The request that waits: blue and hollow, so that what lies under it can be seen."""
+    shape = Rectangle(
+        (x, y), width, height, facecolor="none", edgecolor=BLUE, linewidth=1.4, zorder=5, gid=gid
+    )
+    axes.add_patch(shape)

@@ -81,18 +81,18 @@ class Nothing:
         return None
 
 
-def what_a_notebook_has() -> dict[str, Any]:
-    """Names that are there in every notebook, and those that the first cell of an exercise imports.
-
-    The modules that those come from can be imported again, and then hold the same.
-    """
+def names_of_a_notebook() -> dict[str, Any]:
+    """Names that are there in every notebook, and those that the first cell of an exercise imports."""
     nothing = Nothing()
     attempt = partial(suppress, NotImplementedError)
-    for name, names in (
-        ("checks", {"check": nothing, "attempt": attempt}),
-        ("lesson", {"show_source": nothing}),
-    ):
-        module = sys.modules[f"coursekit.{name}"] = ModuleType(f"coursekit.{name}")
-        vars(module).update(names)
     own = {"check": nothing, "attempt": attempt, "show_source": nothing}
     return {"get_ipython": lambda: nothing, "display": nothing, **own}
+
+
+def what_a_notebook_has() -> dict[str, Any]:
+    """The same names, and modules in place of those that they are imported from: they hold the same."""
+    names = names_of_a_notebook()
+    for name, own in (("checks", ("check", "attempt")), ("lesson", ("show_source",))):
+        module = sys.modules[f"coursekit.{name}"] = ModuleType(f"coursekit.{name}")
+        vars(module).update({each: names[each] for each in own})
+    return names

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from coursekit.grading import landlock
@@ -101,6 +102,12 @@ def close_the_door(refuse: Callable[[str], None], forbidden: Sequence[str], fold
     `forbidden`: the folders of the engine and of the course, whose code answers the exercises. `folder`: the
     only one where files may be written.
     """
+    if (
+        not landlock.version()
+    ):  # then nothing else stops C code that opens files: take_away must find it loaded
+        for name in ("torch", "readline"):
+            with suppress(ImportError):
+                import_module(name)
     limit_resources()
     # What `subprocess` and `multiprocessing` start programs with; the hook does not see this one.
     if _posixsubprocess is not None:

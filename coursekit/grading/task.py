@@ -4,10 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coursekit.grading.learner import Ended, Learner, Raised
-from coursekit.grading.values import difference, first_difference, plain, show
+from coursekit.grading.learner import Ended, Learner, Raised, Remote
+from coursekit.grading.values import difference, first_difference, plain, shape_of, show
 
 WHOLE = "a whole number is asked for: // divides without leaving the ints, / makes a float"
+NOTHING = "(And None is what a function answers where no return is reached.)"
+NO_PROPERTY = "it is read without brackets, as a value: write @property in the line above its def"
+SHAPE = "compare with the shape that the contract asks for: an axis is missing, too many, or elsewhere"
+NO_OBJECTS = "what is asked for are plain numbers, not objects of a class of yours"
 HISTORY = 5  # calls that are shown before the one that raised
 
 
@@ -33,7 +37,7 @@ class Expect:
         self.count += 1
         if plain(got) != plain(wanted):
             place = first_difference(got, wanted)
-            raise Mismatch(given, "" if place else show(wanted), place or show(got), hint)
+            raise Mismatch(given, "" if place else show(wanted), place or show(got), hint or kind_hint(got))
 
     def whole(self, got: Any, wanted: int, given: str, *, hint: str = "") -> None:
         """`got` is the whole number `wanted`, and not a float that happens to be one."""
@@ -46,13 +50,23 @@ class Expect:
         self.count += 1
         problem = difference(got, wanted, tolerance)
         if problem:
-            raise Mismatch(given, "", problem, hint)
+            own = SHAPE if len(shape_of(plain(got))) != len(shape_of(plain(wanted))) else ""
+            raise Mismatch(given, "", problem, hint or kind_hint(got) or own)
 
     def true(self, condition: bool, given: str, expected: str, got: Any, *, hint: str = "") -> None:
         """For what is no comparison with one value."""
         self.count += 1
         if not condition:
             raise Mismatch(given, expected, got if isinstance(got, str) else show(got), hint)
+
+    def runs(self, call: Callable[[], Any], given: str, *, hint: str = "") -> Any:
+        """What `call()` answers; it lets the learner's code do something that is allowed."""
+        try:
+            return call()
+        except Raised as error:
+            if "NotImplementedError" in error.types:
+                raise
+            raise Mismatch(given, "no exception", str(error), hint) from None
 
     def raises(self, name: str, call: Callable[[], Any], given: str, *, hint: str = "") -> None:
         """`call()` lets the learner's code raise an exception of class `name`, or one derived from it."""
@@ -138,28 +152,63 @@ def run_check(check: Check, learner: Learner) -> CheckResult:
             ("input", error.given),
             ("expected", error.expected),
             ("got", error.got),
-            ("hint", error.hint or check.hint),
+            ("hint", with_own(error.hint, check)),
         ]
         return CheckResult(check.title, message=lay_out([row for row in rows if row[1]]))
     except Raised as error:
         if "NotImplementedError" in error.types:
             return CheckResult(check.title, not_done=True, stub=error.function)
-        rows = [("input", history(learner)), ("raised", str(error)), ("hint", check.hint)]
+        rows = [
+            ("input", history(learner)),
+            ("raised", str(error)),
+            ("hint", raised_hint(error) or check.hint),
+        ]
         return CheckResult(check.title, message=lay_out(rows))
     except Ended:
         raise
     except Exception:  # the check stumbled over what came back: a list too short, None, text
         got = f"{show(learner.last)}: not what was asked for, so nothing can be compared"
-        rows = [("input", history(learner)), ("got", got), ("hint", check.hint)]
+        rows = [("input", history(learner)), ("got", got), ("hint", with_own(kind_hint(learner.last), check))]
         return CheckResult(check.title, message=lay_out(rows))
     if not expect.count:
         raise AssertionError(f"the check {check.title!r} compared nothing")
     return CheckResult(check.title, passed=True)
 
 
+def with_own(hint: str, check: Check) -> str:
+    """A failure's own hint, or that of the check where it has none; of None both, for it may mean either."""
+    return f"{check.hint}. {NOTHING}" if hint == NOTHING else hint or check.hint
+
+
+def kind_hint(got: Any) -> str:
+    """What it usually means when something of this kind came back, whatever was asked; "" for most."""
+    if got is None:
+        return NOTHING
+    if isinstance(got, Remote) and "@property" in repr(got):
+        return NO_PROPERTY
+    items = got if isinstance(got, list | tuple) else [got]
+    return NO_OBJECTS if any(isinstance(item, Remote) for item in items) else ""
+
+
+MIXED = "two kinds of numbers meet: everything here is float32 until you make it another"
+RAISED_HINTS = {
+    "NoneType": "something is None here: what a function answers without a return, or a pool that is short",
+    "expected scalar type": MIXED,
+    "must have the same dtype": MIXED,
+    "object is not callable": "brackets after something that is a value: a property is read without them",
+    "missing 1 required positional argument: 'self'": "a method is called on its class, not on an object",
+}
+
+
+def raised_hint(error: Raised) -> str:
+    """What an exception usually means, whatever was asked; "" for most."""
+    return next((hint for words, hint in RAISED_HINTS.items() if words in error.message), "")
+
+
 def history(learner: Learner) -> str:
-    """What was asked of the answer last, and the calls before it."""
+    """What was asked of the answer last, and before it of objects, which may have changed by it."""
     *before, last = learner.calls or ["the cell with your answer"]
+    before = [call for call in before if "." in call] if "." in last else []
     return last + (f"\nafter {', then '.join(before[-HISTORY:])}" if before else "")
 
 

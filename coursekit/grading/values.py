@@ -36,16 +36,16 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
     worst, place = 0.0, ()
     for index, (have, want) in _pairs(got, wanted, ()):
         if isinstance(have, bool) or not isinstance(have, int | float):
-            return f"{show(have)} at {_place(index)} is not a number"
+            return f"{show(have)}{_place(index)} is not a number"
         error = 0.0 if have == want else abs(have - want)
         if math.isnan(error):
-            return f"{have} at {_place(index)}, expected {want:.6g}"
+            return f"{have}{_place(index)}, expected {want:.6g}"
         if error > worst:
             worst, place = error, index
     if worst <= tolerance:
         return ""
     have, want = at(got, place), at(wanted, place)
-    return f"{have:.6g} at {_place(place)}, expected {want:.6g}: off by {worst:.3g}, allowed {tolerance:g}"
+    return f"{have:.6g}{_place(place)}, expected {want:.6g}: off by {worst:.3g}, allowed {tolerance:g}"
 
 
 def at(value: Any, place: tuple[int, ...]) -> Any:
@@ -67,8 +67,13 @@ def first_difference(got: Any, wanted: Any) -> str:
         return ""
     for index, (have, want) in _pairs(got, wanted, ()):
         if have != want:
-            return f"{show(have)} at {_place(index)}, expected {show(want)}"
+            return f"{show(have)}{_place(index)}, expected {show(want)}"
     return ""
+
+
+def several(number: int, thing: str) -> str:
+    """A number of things in words, as in "1 head", "3 heads"."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _pairs(got: Any, wanted: Any, index: tuple[int, ...]) -> Any:
@@ -83,13 +88,12 @@ def _pairs(got: Any, wanted: Any, index: tuple[int, ...]) -> Any:
 
 
 def _place(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]" if index else "this place"
+    return f" at [{', '.join(map(str, index))}]" if index else ""
 
 
 def show(value: Any) -> str:
     """A value as a learner reads it: short, arrays with their shape."""
     shape = value.shape if hasattr(type(value), "shape") else None
-    value = plain(value)
     text = _text(value)
     if shape:
         text = f"{text}  (shape {tuple(shape)})"
@@ -99,7 +103,10 @@ def show(value: Any) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, list):
+    if hasattr(type(value), "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
         shown = [_text(item) for item in value[:40]] + (["…"] if len(value) > 40 else [])
-        return "[" + ", ".join(shown) + "]"
+        inside = ", ".join(shown)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
     return repr(value)

@@ -1,12 +1,14 @@
-"""Build the lessons and the exercises: execute their sources into notebooks.
+"""Build the lessons, their studies and the exercises: execute their sources into notebooks.
 
     python -m coursekit.publish.build             build all
-    python -m coursekit.publish.build 02 04       build lessons and exercises 02 and 04
+    python -m coursekit.publish.build 02 04       build what has the numbers 02 and 04
     python -m coursekit.publish.build --check     which notebooks differ from their source? executes nothing
 
-`notebooks/src/NN_name.py` becomes `notebooks/NN_name.ipynb`; exercise_build.py says what becomes of those in
-`solutions/src`, and builds those only. Run it from the root of the repository. The same source gives the same
-bytes: cell ids come from its name, and neither times, versions nor widget state are stored.
+`notebooks/src/NN_name.py` becomes `notebooks/NN_name.ipynb`. A study, `notebooks/src/extra/NN_name.py`,
+becomes `notebooks/extra/NN_name.ipynb`; its number is that of the lesson that links to it. exercise_build.py
+says what becomes of those in `solutions/src`, and builds those only. Run it from the root of the repository.
+The same source gives the same bytes: cell ids come from its name, and neither times, versions nor widget
+state are stored.
 """
 
 import sys
@@ -19,16 +21,21 @@ from coursekit.publish.exercise_build import EXERCISES
 from coursekit.publish.notebooks import Kind, compare_cells, parse, run, run_and_write, with_home_cells
 
 FOLDER = Path("notebooks")
+EXTRA = "extra"
 
 
 def read_source(source: Path) -> NotebookNode:
-    """The notebook that a lesson's source describes, not executed."""
-    return with_home_cells(parse(source), f"{source.parent.parent.name}/{source.stem}.ipynb")
+    """The notebook that a lesson's or a study's source describes, not executed."""
+    target = target_of(source)
+    place = f"{EXTRA}/" if target.parent.name == EXTRA else ""
+    return with_home_cells(parse(source), f"{FOLDER}/{place}{target.name}")
 
 
 def target_of(source: Path) -> Path:
-    """notebooks/src/02_name.py -> notebooks/02_name.ipynb."""
-    return source.parent.parent / f"{source.stem}.ipynb"
+    """notebooks/src/02_name.py -> notebooks/02_name.ipynb; of src/extra, into notebooks/extra."""
+    if source.parent.name == EXTRA:
+        return source.parents[2] / EXTRA / f"{source.stem}.ipynb"
+    return source.parents[1] / f"{source.stem}.ipynb"
 
 
 def build(source: Path) -> Path:
@@ -41,18 +48,20 @@ def difference(source: Path) -> str | None:
     return compare_cells(read_source(source), target_of(source))
 
 
-def orphans(folder: Path) -> list[Path]:
+def orphans(folder: Path, below: str = "") -> list[Path]:
     """Notebooks whose source is gone."""
-    return [
-        path for path in sorted(folder.glob("*.ipynb")) if not (folder / "src" / f"{path.stem}.py").exists()
-    ]
+    stored = sorted((folder / below).glob("*.ipynb"))
+    return [path for path in stored if not (folder / "src" / below / f"{path.stem}.py").exists()]
 
 
 LESSONS = Kind(FOLDER, lambda source: [build(source)], difference, orphans)
+STUDIES = Kind(
+    FOLDER, lambda source: [build(source)], difference, lambda folder: orphans(folder, EXTRA), below=EXTRA
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run([LESSONS, EXERCISES], __doc__, arguments)
+    return run([LESSONS, STUDIES, EXERCISES], __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# @title At home this cell does nothing. On Colab it installs minipaged, in about a minute.
+# @title Run this first: at home it takes no time, on Colab it installs minipaged in a minute.
 # The code comes from the repository that this notebook was opened from, from no fixed address.
 REPO = ""  # "owner/name": only where this cell asks for it
 
@@ -23,3 +23,4 @@ if importlib.util.find_spec("minipaged") is None:
     from coursekit.publish.home import finish_install
 
     finish_install()
+import minipaged  # before torch: it sets how torch's threads wait

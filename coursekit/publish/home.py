@@ -70,6 +70,7 @@ def finish_install() -> None:
 
 def what_runs() -> str:
     """One sentence: on what and in which number format the lessons run here."""
+    import minipaged  # noqa: F401, I001  # before torch: it sets how torch's threads wait
     import torch
 
     from coursekit.lesson import pick_device

@@ -30,12 +30,13 @@ KERNEL_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What is built from the sources in `folder`/src, and how."""
+    """What is built from the sources in `folder`/src/`below`, and how."""
 
     folder: Path
     build: Callable[[Path], Sequence[Path]]
     difference: Callable[[Path], str | None]
     orphans: Callable[[Path], list[Path]]
+    below: str = ""
 
 
 def parse(source: Path) -> NotebookNode:
@@ -120,9 +121,9 @@ def compare_cells(wanted: NotebookNode, target: Path) -> str | None:
     return None
 
 
-def find_sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
-    """The text sources in `folder`/src whose number is asked for, all when none is named."""
-    sources = sorted((folder / "src").glob("[0-9][0-9]_*.py"))
+def find_sources(folder: Path, numbers: Sequence[str] = (), below: str = "") -> list[Path]:
+    """The text sources in `folder`/src/`below` whose number is asked for, all when none is named."""
+    sources = sorted((folder / "src" / below).glob("[0-9][0-9]_*.py"))
     return [source for source in sources if not numbers or source.name[:2] in numbers]
 
 
@@ -136,7 +137,9 @@ def run(kinds: Sequence[Kind], description: str | None, arguments: Sequence[str]
     parser.add_argument("numbers", nargs="*", metavar="NN", help="two digits; everything when none is given")
     parser.add_argument("--check", action="store_true", help="compare sources and notebooks, execute nothing")
     options = parser.parse_args(arguments)
-    chosen = [(kind, source) for kind in kinds for source in find_sources(kind.folder, options.numbers)]
+    chosen = [
+        (kind, source) for kind in kinds for source in find_sources(kind.folder, options.numbers, kind.below)
+    ]
     unknown = set(options.numbers) - {source.name[:2] for _, source in chosen}
     if unknown or not chosen:
         places = " or ".join(f"{kind.folder}/src" for kind in kinds)

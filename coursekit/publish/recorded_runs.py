@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coursekit.recording import Recording, record
 from coursekit.workloads import load_mix
@@ -78,8 +79,13 @@ def serve(llm: LLM, calls: Sequence[Call], *, lane: str = "blocks", steps: int =
     return run
 
 
-def smollm2(**settings: object) -> LLM:
-    plain = {"dtype": "float32", "max_model_len": STRIP, "max_num_batched_tokens": 2048, "watermark": 0.0}
+def smollm2(**settings: Any) -> LLM:
+    plain: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": STRIP,
+        "max_num_batched_tokens": 2048,
+        "watermark": 0.0,
+    }
     return LLM(MODEL, **(plain | settings))
 
 

@@ -14,7 +14,7 @@ from coursekit.vllm_today import SETTINGS
 from minipaged.memory import KVSpec
 
 DOCUMENT = Path("docs/scaling.md")
-# A model of 70 billion parameters in 16 bits on cards of 80 GB, as in lessons 02 and 13.
+# A model of 70 billion parameters in 16 bits on cards of 80 GB, as in lesson 02 and beside lesson 14.
 SPEC = KVSpec(num_layers=80, num_kv_heads=8, head_size=128, dtype=torch.float16)
 WEIGHT_BYTES, CARD_BYTES, CONTEXT, BLOCK_SIZE = 140 * 10**9, 80 * 10**9, 4096, 16
 CARDS = (1, 2, 4, 8, 16)

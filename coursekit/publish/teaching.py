@@ -33,7 +33,7 @@ TERM = [
     ("Sharing by prefix", ["10"]),
     ("Scheduling", ["11"]),
     ("The engine", ["12"]),
-    ("Smaller caches, vLLM today", ["13"]),
+    ("Smaller caches, vLLM today", ["13", "14"]),
 ]
 DAY = [
     ("Morning: why memory is the limit", ["00", "02"], ["bytes_per_token"]),
@@ -48,7 +48,8 @@ def lesson_minutes() -> dict[str, int]:
     """Minutes that a lesson says it takes, by number."""
     found = {}
     for source in find_sources(Path("notebooks")):
-        minutes = re.search(r"^# About (\d+) minutes", source.read_text(encoding="utf-8"), re.MULTILINE)
+        said = re.compile(r"^# (?:About|.*This lesson) (\d+) minutes", re.MULTILINE)
+        minutes = said.search(source.read_text(encoding="utf-8"))
         if minutes is None:
             raise ValueError(f"{source} does not say how long it takes")
         found[source.name[:2]] = int(minutes[1])

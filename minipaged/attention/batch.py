@@ -106,10 +106,9 @@ class AttentionBatch:
         ):
             if max(values, default=0) > most or min(values, default=0) < 0:
                 raise ValueError(f"{name} is {most}, the lengths are {values}")
+        require_tables(self, 2**31)  # no negative ids
         columns = torch.arange(self.block_tables.shape[1], device=self.block_tables.device) * self.block_size
         live = self.block_tables[columns < self.context_lens[:, None]]  # what is beyond is never read
-        if live.numel() and int(live.min()) < 0:
-            raise ValueError(f"block id {int(live.min())} in a block table, the least is 0")
         highest_slot = int(self.slot_mapping.max()) if self.num_tokens else -1
         return max(int(live.max()) if live.numel() else -1, highest_slot // self.block_size) + 1
 
@@ -216,8 +215,32 @@ def require_matching(query: Tensor, layer: "LayerKV", batch: AttentionBatch) -> 
 def require_blocks(batch: AttentionBatch, num_blocks: int) -> None:
     """Raise ValueError when the batch names a block that a cache of `num_blocks` does not have."""
     if batch.num_blocks_named is not None and batch.num_blocks_named > num_blocks:
+        require_tables(batch, num_blocks)  # says where; if no table does, a slot does
         raise ValueError(
             f"the batch names block {batch.num_blocks_named - 1}, the cache has blocks 0 to {num_blocks - 1}"
+        )
+
+
+def require_tables(batch: AttentionBatch, num_blocks: int) -> None:
+    """Raise ValueError, naming sequence, entry and limit, unless each entry of a table that a kernel would
+    read is a block of a cache of `num_blocks`, and each table long enough. A device is waited for.
+
+    Whoever built the batch may have vouched for it; a kernel that reads through bare addresses asks again.
+    """
+    tables, lengths = batch.block_tables.numpy(force=True), batch.context_lens.numpy(force=True)
+    room = tables.shape[1] * batch.block_size
+    if len(lengths) and lengths.max() > room:
+        seq = int(lengths.argmax())
+        raise ValueError(f"sequence {seq} has {lengths[seq]} keys, its block table holds {room}")
+    outside = tables.view(np.uint32) >= num_blocks  # a negative id, read without sign, is far outside
+    if not outside.any():
+        return
+    outside &= np.arange(tables.shape[1]) * batch.block_size < lengths[:, None]  # the rest is never read
+    if outside.any():
+        seq, entry = np.argwhere(outside)[0]
+        raise ValueError(
+            f"sequence {seq} names block {tables[seq, entry]}, the cache has blocks 0 to {num_blocks - 1} "
+            f"(entry {entry} of its block table)"
         )
 
 

@@ -1,6 +1,7 @@
 """Say what this machine has, what will run on it, and what to do about the rest.
 
-No network is used and nothing is changed. The exit code is 0 when the demo can run, 1 when it cannot.
+No network is used. The C++ kernels are built and timed if that has not been done; nothing else is changed.
+The exit code is 0 when the demo can run, 1 when it cannot.
 """
 
 import argparse
@@ -113,16 +114,28 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
     gpu = machine.gpu
     return [
         ("system", f"{machine.system}, {machine.cores} cores"),
+        ("threads", describe_threads(machine)),
+        ("other programs", f"use {machine.busy_share:.0%} of the processors just now"),
         ("python", machine.python),
         ("torch", machine.torch or "missing"),
         ("triton", machine.triton or "missing"),
         ("GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}" if gpu else "none"),
         ("bfloat16 on the CPU", "native" if machine.cpu_bfloat16 else "emulated"),
         ("C++ compiler", machine.compiler or "none"),
+        *(("products", line) for line in machine.products),
         ("memory", f"{machine.available_memory / GIB:.1f} of {machine.total_memory / GIB:.1f} GiB free"),
         ("model file", machine.model_file or "missing"),
         ("jupyterlab", machine.jupyterlab or "missing"),
     ]
+
+
+def describe_threads(machine: Machine) -> str:
+    """How many threads serve, what limits them, how they wait."""
+    parts = ["none without torch" if machine.threads is None else str(machine.threads)]
+    if machine.cpu_quota is not None:
+        parts.append(f"the container may use the time of {machine.cpu_quota:g} processors")
+    parts += [f"{name}={value}" for name, value in machine.waiting.items()]
+    return ", ".join(parts)
 
 
 def run(args: argparse.Namespace) -> int:

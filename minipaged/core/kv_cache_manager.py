@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from minipaged.cache import BlockPool, BlockTable, PrefixStats, usable_hits
 from minipaged.cache.swap import SwapSpace
@@ -25,24 +25,11 @@ class KVCacheManager:
         self.swap = swap
         self.prefix_stats = PrefixStats()
         self.max_num_seqs = max_num_seqs
-        self._make_table: Callable[[BlockPool, int], BlockTable] = BlockTable
         self._free_rows = list(range(self.max_num_seqs - 1, -1, -1))
-
-    def plug_in(self, pool: BlockPool, make_table: Callable[[BlockPool, int], BlockTable]) -> None:
-        """Take all blocks from this pool from now on, and tables from `make_table(pool, block_size)`.
-
-        Raises ValueError while a block is held, and for a pool of another size.
-        """
-        if self.pool.num_free != self.pool.num_blocks or pool.num_blocks != self.pool.num_blocks:
-            raise ValueError(
-                f"{self.pool.num_free} of {self.pool.num_blocks} blocks are free, the new pool has "
-                f"{pool.num_blocks}: all must be free, and the numbers equal"
-            )
-        self.pool, self._make_table = pool, make_table
 
     def new_table(self) -> BlockTable:
         """An empty block table."""
-        return self._make_table(self.pool, self.block_size)
+        return BlockTable(self.pool, self.block_size)
 
     @property
     def num_free_rows(self) -> int:

@@ -12,6 +12,7 @@ from typing import cast
 
 from minipaged.attention.backend import AttentionBackend
 from minipaged.attention.torch_backend import TorchBackend
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.abi import LANES, NAMES
 from minipaged.cpu.backend import CpuBackend
@@ -25,7 +26,6 @@ from minipaged.cpu.modules import (
 )
 from minipaged.cpu.packing import PANEL, give_freed_memory_back, pack_weights
 from minipaged.model.llama import DecoderLayer, LlamaModel, RMSNorm
-from minipaged.model.loading import LoadedModel
 
 
 def accelerate(

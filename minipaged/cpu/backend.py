@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minipaged.attention.batch import require_matching, require_slots
+from minipaged.attention.batch import require_matching, require_slots, require_tables
 from minipaged.attention.torch_backend import TorchBackend, attend_prompts
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.kernels import DecodeStep, PrefillStep
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What the kernels are told of a batch, the same in every layer."""
+    """What the kernels are told of a batch, the same in every layer of a cache with `num_blocks`."""
 
     batch: AttentionBatch
+    num_blocks: int
     decodes: DecodeStep
     prompts: PrefillStep
 
@@ -59,9 +60,8 @@ class CpuBackend(TorchBackend):
         if self._kernels is None or not cpu_kernels.can_decode(query, layer):
             return super().paged_attention(query, layer, batch, scale=scale)
         require_matching(query, layer, batch)
-        if self._kernel_plan is None or self._kernel_plan.batch is not batch:
-            self._kernel_plan = KernelPlan(batch, DecodeStep.make(batch), PrefillStep.make(batch))
-        decodes, prompts = self._kernel_plan.decodes, self._kernel_plan.prompts
+        plan = self._kernel_plan_of(batch, num_blocks=layer.key.shape[0])
+        decodes, prompts = plan.decodes, plan.prompts
         # Rows that see no key stay zero.
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         if decodes.arguments.num_seqs:
@@ -71,3 +71,12 @@ class CpuBackend(TorchBackend):
         elif prompts.arguments.num_tasks:
             attend_prompts(output, query, layer, self.plan_of(batch).prompts, scale)
         return output
+
+    def _kernel_plan_of(self, batch: AttentionBatch, num_blocks: int) -> KernelPlan:
+        """Made in the first layer of a step, when the tables are looked at, and kept for the others."""
+        plan = self._kernel_plan
+        if plan is None or plan.batch is not batch or plan.num_blocks != num_blocks:
+            require_tables(batch, num_blocks)
+            plan = KernelPlan(batch, num_blocks, DecodeStep.make(batch), PrefillStep.make(batch))
+            self._kernel_plan = plan
+        return plan

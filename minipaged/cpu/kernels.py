@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from ctypes import c_char_p, c_int64
+from ctypes import c_int64
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minipaged.cpu import build
+from minipaged.cpu import build, calibrate
 from minipaged.cpu.abi import (
     LANES,
     LARGEST_HEAD,
@@ -29,6 +29,7 @@ from minipaged.cpu.abi import (
     Prompts,
     require_same_layout,
 )
+from minipaged.cpu.calibrate import Choice
 
 if TYPE_CHECKING:
     from minipaged.attention.batch import AttentionBatch
@@ -100,9 +101,13 @@ class PrefillStep(Step):
 
 
 class CpuKernels:
-    """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16."""
+    """The compiled kernels. All tensors are on the CPU and of one dtype, float32 or bfloat16.
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    choice: how the products of this process are made.
+    """
+
+    def __init__(self, library: ctypes.CDLL, choice: Choice) -> None:
+        self.library, self.choice = library, choice
         self._decode, self._prefill, self._product, self._layers = {}, {}, {}, {}
         self._norm, self._rotate, self._write = {}, {}, {}
         for dtype, name in NAMES.items():
@@ -114,7 +119,7 @@ class CpuKernels:
             self._layers[dtype].restype = c_int64
             self._norm[dtype], self._rotate[dtype] = functions.norm, functions.turn
             self._write[dtype] = functions.store
-        self._fast = (c_char_p.in_dll(library, "fast_products").value or b"").decode().split()
+            calibrate.tell(library, name, choice.ways[name])
 
     def decode(self, output: Tensor, query: Tensor, layer: LayerKV, step: DecodeStep, scale: float) -> None:
         """Fill the rows of `output` that belong to the sequences of `step`; the others are left alone.
@@ -155,8 +160,8 @@ class CpuKernels:
         return x
 
     def multiplies_fast(self, dtype: torch.dtype) -> bool:
-        """Whether `product` beats torch's on this processor."""
-        return NAMES.get(dtype) in self._fast
+        """Whether `product` serves, and not torch's products, which are as fast or faster here."""
+        return self.choice.ways.get(NAMES.get(dtype, ""), "torch") != "torch"
 
     def product(self, x: Tensor, weight: Product, out: Tensor) -> None:
         """out = x · weightᵀ and what follows. x, out: [rows, columns], contiguous; ARGMAX: int64 [rows]."""
@@ -227,4 +232,4 @@ def load() -> CpuKernels | None:
     except LayoutError as error:
         warnings.warn(f"the CPU runs plain torch, the kernels do not fit abi.py: {error}", stacklevel=2)
         return None
-    return CpuKernels(library)
+    return CpuKernels(library, calibrate.choice_for(library))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from minipaged.attention.batch import require_matching
+from minipaged.attention.batch import require_matching, require_tables
 from minipaged.cpu import kernels as cpu_kernels
 from minipaged.cpu.abi import After, Layer, Layers, Product
 from minipaged.cpu.backend import CpuBackend
@@ -219,6 +219,7 @@ class CpuLlama(LlamaModel):
         ):
             return super().forward(token_ids, batch, storage, backend)
         require_matching(query, layer, batch)
+        require_tables(batch, storage.num_blocks)  # the kernels read through bare addresses
         x = self.embed_tokens(token_ids)  # [T, hidden], changed in place from layer to layer
         cos, sin = self.rotary(batch.positions)
         decodes, prompts = DecodeStep.make(batch), PrefillStep.make(batch)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from minipaged.checkpoints.loading import LoadedModel
     from minipaged.config import CacheConfig, EngineConfig, ModelConfig, Preemption
     from minipaged.memory import KVSpec
-    from minipaged.model.loading import LoadedModel
 
 P = ParamSpec("P")
 CPU_SHARE = 1 / 8  # of the memory that is free

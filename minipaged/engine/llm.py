@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from minipaged.attention import get_backend
+from minipaged.checkpoints.loading import LoadedModel, load_model
 from minipaged.core.request import EngineStats
 from minipaged.cpu.accelerate import accelerate
 from minipaged.engine.args import EngineArgs, takes_arguments_of
@@ -16,7 +17,6 @@ from minipaged.engine.dispatcher import Dispatcher
 from minipaged.engine.engine import Engine
 from minipaged.engine.input_processor import Message, Prompt, as_conversations, as_prompts, one_for_each
 from minipaged.engine.output_processor import RequestOutput, StepRecord
-from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.sampling_params import BeamSearchParams, SamplingParams
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from minipaged import threads
 from minipaged.engine.args import EngineArgs
 from minipaged.jobs.batch import JobError
 from minipaged.jobs.lines import Task
@@ -55,13 +56,15 @@ def ray_cluster(num_workers: int, *, device: str = "auto", address: str | None =
     except ImportError as error:
         raise ImportError(f"many workers need Ray: pip install 'minipaged[scale]' ({error})") from error
 
+    if "OMP_NUM_THREADS" in threads.SET_HERE:  # workers inherit it, and Ray gives each of them fewer
+        os.environ.pop("OMP_NUM_THREADS", None)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
     # A folder of its own: Ray leaves its logs behind. Not below TMPDIR, as a socket's path must be short.
     short = "/tmp" if os.name == "posix" else None
     with tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True) as folder:
         if address is None:
-            options |= {"num_cpus": max(num_workers, os.cpu_count() or 1), "_temp_dir": folder}
+            options |= {"num_cpus": max(num_workers, threads.usable_cpus()), "_temp_dir": folder}
             options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
         else:
             _require_answer(address)

@@ -1,1 +1,1 @@
-"""The model: a Llama in plain torch, the files it is read from, and its tokenizer."""
+"""The model: a Llama in plain torch, where its weights go, its tokenizer and its chat template."""

@@ -107,12 +107,13 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
             self._head = 0
             self._wait(None)
-        else:  # bytes that trickle in do not start the time anew
+            return
+        if self._timer is None:  # bytes that trickle in do not start the time anew
+            self._wait(self.settings.body_seconds)
+        if self.cycle is None or not self.cycle.more_body:  # not the rest of a body that was refused
             self._head += len(data)
             if self._head > MAX_HEAD:
                 self.transport.abort()
-            elif self._timer is None:
-                self._wait(self.settings.body_seconds)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -137,6 +138,7 @@ class Server(uvicorn.Server):
     """The first signal lets what is under way finish, a second one ends at once."""
 
     on_exit: Callable[[], None]
+    should_exit: bool
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit

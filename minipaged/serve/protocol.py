@@ -213,10 +213,13 @@ class Form:
             self._num_generated += len(part.token_ids)
             index, ids = number * self._n + part.index, part.token_ids if self.ask.return_token_ids else []
             if index not in self._ended and (part.text or part.logprobs or ids or part.finish_reason):
+                begins = index not in self._lengths
                 choice = {"index": index} | self._said(index, part)
-                found.append(choice | {"finish_reason": part.finish_reason, "stop_reason": part.stop_reason})
+                choice |= {"finish_reason": part.finish_reason, "stop_reason": part.stop_reason}
                 if self.ask.return_token_ids:
-                    found[-1] |= {"token_ids": ids, "prompt_token_ids": output.prompt_token_ids}
+                    choice["token_ids"] = ids
+                    choice |= {"prompt_token_ids": output.prompt_token_ids} if begins else {}
+                found.append(choice)
                 if part.finish_reason is not None:
                     self._ended.add(index)
         return found

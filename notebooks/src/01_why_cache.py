@@ -4,10 +4,10 @@
 # A language model writes one token, appends it to the text, reads the text again, writes the next. Must it compute
 # again what it computed a moment ago?
 #
-# **You will be able to** say which parts of a step can be kept, show that keeping them changes nothing in the answer,
-# and count what it saves: in arithmetic, and on the clock.
+# **You will be able to** write attention in three lines, say which parts of a step can be kept, show that keeping them changes
+# nothing in the answer, and count what it saves: in arithmetic, and on the clock.
 #
-# About 40 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
+# About 45 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import time
@@ -29,18 +29,71 @@ from coursekit.widgets import Stepper
 # - **read everything again**: run all 512 tokens through all layers, and look at what comes out for the last; or
 # - **keep** something of the first 511, and run only the last token.
 #
-# What could be kept? In each layer, attention turns each token into a [query](../docs/glossary.md#query), a
-# [key and a value](../docs/glossary.md#key-value). The query of the last token is compared with all keys; the values are
-# averaged with the weights that this gives. Earlier tokens take part with their key and value only. Their queries are
-# never needed again.
+# **What can be kept? How much arithmetic does that save? And is the answer really the same?**
+
+# %% [markdown]
+# ## Attention, in three lines
 #
-# **How much arithmetic does keeping keys and values save? And is the answer really the same?**
+# A model turns each token into a vector, and sends the vectors through a stack of *layers*. In a layer tokens meet in one
+# place only, which is attention. There each token's vector is multiplied by three matrices and becomes three vectors:
+#
+# - its [query](../docs/glossary.md#query): what this token is looking for;
+# - its [key](../docs/glossary.md#key-value): what it can be found by;
+# - its [value](../docs/glossary.md#key-value): what it has to say.
+#
+# A query $q$ is compared with the key $k_i$ of each token so far by a dot product. Softmax turns these scores into weights that
+# are positive and add up to one, and the result is the average of the values with these weights. ($d$ is the length of a key;
+# without its root the scores of long vectors would be so far apart that one token took all the weight.)
+#
+# $$\text{out} = \sum_i w_i v_i, \qquad w = \text{softmax}\left(\frac{q \cdot k_i}{\sqrt{d}}\right)$$
+
+# %%
+def attention(query, keys, values):
+    """One query [d] against keys and values [n, d]: a weighted average of the values, [d]."""
+    scores = keys @ query / len(query) ** 0.5  # [n]: how well each key answers the query
+    weights = scores.softmax(dim=0)  # [n]: positive, sum 1
+    return weights @ values  # [d]
+
+
+D = 8  # numbers in a vector
+generator = torch.Generator().manual_seed(1)
+W_query, W_key, W_value = torch.randn(3, D, D, generator=generator) / D**0.5
+vectors = torch.randn(6, D, generator=generator)  # a text of six tokens
+print(attention(vectors[-1] @ W_query, vectors @ W_key, vectors @ W_value))
+
+# %% [markdown]
+# That is what comes out for the last token. Now look at what went in: of the last token its query, key and value; of the
+# earlier ones only keys and values, `vectors @ W_key` and `vectors @ W_value`. Each row of these depends on its own token alone.
+# So grow them by one row a step instead of computing all of them again:
+
+# %%
+keys = values = torch.empty(0, D)  # the cache
+for n, vector in enumerate(vectors, start=1):
+    keys = torch.cat([keys, (vector @ W_key)[None]])  # one new row
+    values = torch.cat([values, (vector @ W_value)[None]])
+    kept = attention(vector @ W_query, keys, values)
+    text = vectors[:n]
+    again = attention(text[-1] @ W_query, text @ W_key, text @ W_value)
+    assert torch.allclose(kept, again, atol=1e-6)
+    print(f"{n} tokens: cache {list(keys.shape)}, rows multiplied by W_key: 1 instead of {n}")
+
+# %% [markdown]
+# The same result, and only one new row a step. This is the whole idea of a [KV cache](../docs/glossary.md#kv-cache).
+#
+# One thing has to be checked. In a real model a second layer's vectors come out of the first layer's attention, so they depend on
+# several tokens. Keeping is right only if they never depend on *later* ones. They do not: a token attends to itself and to what
+# comes before it, which is the [causal mask](../docs/glossary.md#causal-mask). We come back to it below.
+#
+# A real model also has several attention *heads* in a layer, each with a query of its own; often a few of them share a key and a
+# value (lesson 02). And it has an *output layer* at the end, which turns the last vector into one score for each token of the
+# vocabulary: the [logits](../docs/glossary.md#logits).
 
 # %% [markdown]
 # ## Your prediction
 #
-# How many times as much arithmetic does the next token cost when everything is read again, for a text of 512 tokens? And
-# how many times as much does *writing* a text of 256 tokens cost, starting from one token, all steps together?
+# Now for SmolLM2, with its 30 layers. How many times as much arithmetic does the next token cost when everything is read again,
+# for a text of 512 tokens? And how many times as much does *writing* a text of 256 tokens cost, starting from one token, all steps
+# together?
 
 # %%
 my_times_more_at_512 = None  # your guess
@@ -51,11 +104,13 @@ my_times_more_for_256 = None  # your guess
 #
 # ### First: is the answer the same?
 #
-# The model, in 32 bits so that rounding stays small; a cache with room for 512 tokens and a few more; and one function that
+# The model, in 32 bits so that rounding errors stay small; a cache with room for 512 tokens and a few more; and one function that
 # feeds some tokens of a text to the model. `start` says how many of them are in the cache already.
 #
-# The cache consists of blocks of 16 tokens. Here they simply follow one another; lesson 04 says what they are for. The batch
-# tells the model which blocks a text has, how many of its tokens are new, and how many there are in all.
+# Instead of `torch.cat` the engine has a cache of fixed size. Three of its names appear here, and each has a lesson of its own:
+# `KVSpec` says how large a key and a value are (02), `KVStorage` holds the tensors, in blocks of 16 tokens (04), and
+# `AttentionBatch` says which tokens a step computes and which blocks their keys are in (08). Here the blocks simply follow one
+# another.
 
 # %%
 device, _ = pick_device()
@@ -65,7 +120,6 @@ backend = get_backend("auto", device)
 BLOCK_SIZE, NUM_BLOCKS = 16, 33
 spec = KVSpec.from_model(config, torch.float32)
 storage = KVStorage(spec, NUM_BLOCKS, BLOCK_SIZE, device=device)
-
 
 # %%
 def feed(tokens, start, storage=storage):
@@ -77,11 +131,9 @@ def feed(tokens, start, storage=storage):
     hidden = model(token_ids, batch, storage, backend)  # [new, hidden]
     return model.compute_logits(hidden[-1:])[0]  # [vocab]
 
-
 # %% [markdown]
-# Write sixteen tokens greedily: always the one with the highest [logit](../docs/glossary.md#logits). Once by reading
-# everything again (`start=0`), once with what is kept (`start=len(tokens) - 1`).
-
+# Write sixteen tokens *greedily*, which means: always take the one with the highest logit. Once by reading everything again
+# (`start=0`), once with what is kept (`start=len(tokens) - 1`).
 
 # %%
 def write(prompt, count, keep):
@@ -93,12 +145,12 @@ def write(prompt, count, keep):
         tokens.append(int(logits[-1].argmax()))
     return tokens, torch.stack(logits)  # [count, vocab]
 
-
 # %%
 prompt = tokenizer.encode("The reason why people keep a diary is")
 again, logits_again = write(prompt, 16, keep=False)
 kept, logits_kept = write(prompt, 16, keep=True)
 largest = float((logits_again - logits_kept).abs().max())
+print("the same sixteen tokens:", again == kept)
 assert again == kept and largest < 1e-3
 
 # %% tags=["nbval-ignore-output"]
@@ -106,15 +158,15 @@ print(tokenizer.decode(kept))
 print(f"largest difference of any logit in {len(logits_kept)} steps: {largest:.1e}")
 
 # %% [markdown]
-# The same tokens. The logits differ only in their last digits: a matrix product with one row adds in another order than one
-# with many, and rounds differently.
+# The same tokens. The logits differ only in their last digits: a product with one row and a product with many rows add their
+# terms in a different order, and so round differently.
 
 # %% [markdown]
 # ### Second: how much arithmetic?
 #
-# Count it where it happens. Most of a model's arithmetic is in the matrix products of its `Linear` layers: for each token,
-# two operations (multiply, add) for each weight. A hook on each layer counts them. (Comparing queries with keys is left out;
-# question 5 at the end comes back to it.)
+# Count it where it happens. Most of a model's arithmetic is in the matrix products of its `Linear` layers: two operations
+# (one multiplication, one addition) for each weight and each token. A hook on each layer counts them. (Comparing queries with
+# keys is left out; question 5 at the end comes back to it.)
 
 # %%
 from minipaged.model.llama import Linear
@@ -129,7 +181,6 @@ def count_products(layer, inputs, output):
 linears = [module for module in model.modules() if isinstance(module, Linear)]
 hooks = [module.register_forward_hook(count_products) for module in linears]
 
-
 # %%
 def flops_of(tokens, start):
     """Floating-point operations of one step."""
@@ -137,10 +188,9 @@ def flops_of(tokens, start):
     feed(tokens, start)
     return flops["count"]
 
-
 # %% [markdown]
-# How many should there be? Two for each weight of a layer and each token, and two for each weight of the output layer, once.
-# A GFLOP is a billion of these operations.
+# How many should there be? In the layers, two for each weight and each token. In the output layer, two for each weight, once: only
+# the last token needs logits. A GFLOP is a billion of these operations.
 
 # %%
 head = 2 * config.vocab_size * config.hidden_size
@@ -153,6 +203,7 @@ predicted = {n: (2 * in_layers * n + head, 2 * in_layers + head) for n in length
 sentence = "What has been will be again, and there is nothing new under the sun. "
 text = tokenizer.encode(sentence * 40)
 counted = {n: (flops_of(text[:n], start=0), flops_of(text[:n], start=n - 1)) for n in predicted}
+print("counted as predicted, at all lengths:", counted == predicted)
 assert counted == predicted
 
 # %%
@@ -164,9 +215,8 @@ for hook in hooks:
     hook.remove()
 
 # %% [markdown]
-# One column grows, the other is flat. In the layers, reading everything again costs as many times as much as there are tokens.
-# The output layer is paid once either way, which pulls the ratio down.
-
+# One column grows, the other is flat. In the layers, reading 512 tokens again costs exactly 512 times as much as one token. But the
+# output layer is paid once either way, and it is large: the vocabulary has 49 152 entries. That pulls the ratio down.
 
 # %%
 def cost(n, keep):
@@ -179,29 +229,30 @@ wrong_times_more_at_512 = {
     512: "the layers alone would be 512 times as much; but the output layer is paid "
         "once in either case",
 }
-at_once = "times as much for the next token of 512"
-compare(my_times_more_at_512, round(at_512), at_once, wrong_times_more_at_512)
+unit = "times as much arithmetic for token 512"
+compare(my_times_more_at_512, round(at_512), unit, wrong_times_more_at_512)
 wrong_times_more_for_256 = {
     128: "half of 256, the area of a triangle; but the output layer is paid at each "
         "step in either case",
     256: "that would be every step as dear as the last; the first ones are short",
 }
-in_all = "times as much for a text of 256"
-compare(my_times_more_for_256, round(for_256), in_all, wrong_times_more_for_256)
+unit = "times as much arithmetic for the whole text of 256"
+compare(my_times_more_for_256, round(for_256), unit, wrong_times_more_for_256)
 
 # %%
-assert (counted[512][0] - head) / (counted[512][1] - head) == 512
+layers_alone = (counted[512][0] - head) / (counted[512][1] - head)
+say(f"In the layers alone it is {layers_alone:.0f} times; the output layer is "
+    f"{100 * head / counted[512][1]:.0f} % of the arithmetic of a cached step.")
+assert layers_alone == 512 and config.vocab_size == 49_152
 assert 300 < at_512 < 512 and 256 / 4 < for_256 < 256 / 2
 
 # %% [markdown]
 # ### Third: on the clock
 #
-# Arithmetic is not time, so measure the time too. For the steps with a cache it is the best of three tries, as other
-# programs disturb.
-
+# Arithmetic is not time, so measure the time too. Each time is the better of two tries, as other programs disturb.
 
 # %%
-def seconds(tokens, start, tries=3):
+def seconds(tokens, start, tries=2):
     best = float("inf")
     for _ in range(tries):
         begin = time.perf_counter()
@@ -210,8 +261,8 @@ def seconds(tokens, start, tries=3):
     return best
 
 
-feed(text[:512], start=0)  # the cache holds the whole text; every shorter one is a prefix of it
-timed = {n: (seconds(text[:n], 0, tries=1), seconds(text[:n], n - 1)) for n in lengths}
+feed(text[:512], start=0)  # the cache now holds the whole text, and with it all its beginnings
+timed = {n: (seconds(text[:n], 0), seconds(text[:n], n - 1)) for n in lengths}
 
 # %% tags=["nbval-ignore-output"]
 table(
@@ -225,7 +276,6 @@ table(
 # What does each step compute? Rows are steps, columns are tokens: a prompt of four tokens, then eight more. (The positions
 # are read from real batches.)
 
-
 # %%
 def positions_of(start, stop):
     batch = AttentionBatch.build([[0]], [stop - start], [stop], BLOCK_SIZE, device)
@@ -238,8 +288,8 @@ ways = {
     "keep K and V": [positions_of(0 if n == 4 else n - 1, n) for n in steps],
 }
 work = {name: sum(map(len, computed)) for name, computed in ways.items()}
+print("token positions computed:", work)
 assert work == {"read again": sum(steps), "keep K and V": 12}
-
 
 # %%
 def draw(step):
@@ -247,20 +297,16 @@ def draw(step):
     return work_per_step(ways, shown=step + 1), f"tokens computed up to step {step}: {text}"
 
 
-Stepper(len(steps), draw, start=len(steps) - 1)
+Stepper(
+    len(steps),
+    draw,
+    start=len(steps) - 1,
+    shows="Two grids, steps down and tokens across. Read again fills a triangle, keep K and V a "
+    "diagonal.",
+)
 
 # %% [markdown]
-# A triangle against a diagonal. And the cost of the next token, against the length of the text:
-
-# %%
-lines = {
-    "keep K and V": [(n, k / 1e9) for n, (_, k) in counted.items()],
-    "read again": [(n, a / 1e9) for n, (a, _) in counted.items()],
-}
-show(
-    lines_against_length(lines, y_label="arithmetic for the next token (GFLOP)"),
-    "Arithmetic for the next token: rising when all is read again, flat when K and V are kept.",
-)
+# Reading again fills a triangle; keeping fills a diagonal, after the prompt. In time, on the machine that built this lesson:
 
 # %%
 lines = {
@@ -269,16 +315,18 @@ lines = {
 }
 show(
     lines_against_length(lines, y_label="time for the next token (ms)"),
-    "The same on the clock of the machine that built this lesson: rising against nearly flat.",
+    "Time for the next token against the length of the text, up to 512 tokens. Read again: a line "
+    "that rises steeply. With keys and values kept: nearly flat, close to the axis.",
 )
 
 # %% [markdown]
+# The upper line is not quite straight: the comparison of every token with every earlier one grows with the square of the length,
+# and how well a large step fits the processor's caches changes too.
+#
 # ## Why
 #
-# **Why may we keep them?** Because of the [causal mask](../docs/glossary.md#causal-mask): a token sees itself and what
-# comes *before* it. Whatever is written later cannot change its key and value, in any layer. To see it, change one token and
-# look at the cache.
-
+# **Why may we keep them?** Because of the causal mask: a token sees itself and what comes *before* it. Whatever is written later
+# cannot change its key and value, in any layer. To see it, change one token and look at the cache.
 
 # %%
 def cache_of(tokens):
@@ -290,9 +338,8 @@ def cache_of(tokens):
 
 
 def changed(one, other):
-    """For each token, whether its keys or values differ by more than rounding."""
+    """For each token, whether its keys or values differ by more than rounding errors."""
     return ((one - other).abs().amax(dim=(0, 1, 3, 4)) > 1e-3).tolist()
-
 
 # %%
 story = text[:12]
@@ -308,20 +355,20 @@ for position, other in ((8, late), (2, early)):
 # Only the token itself and those after it. The past is finished; that is what makes it worth keeping. (It also says what
 # two *different* requests can share: the keys and values of a beginning that is the same, token for token. That is lesson 10.)
 #
-# **Why is the flat line not at zero?** The new token still goes through every weight of the model once. On the clock, that
-# is mostly the time to *read* the weights from memory. A step with one token uses each weight once; a step with
-# many tokens reads it once and uses it many times. Hence two phases with different limits:
+# **Why does a cached step cost anything?** The new token still goes through every weight of the model once. On the clock, that is
+# mostly the time to *read* the weights from memory. A step with one token reads all weights to use each of them once; a step with many
+# tokens reads them once and uses each many times. So there are two phases, with different limits:
 #
 # | | tokens per step | limited by |
 # |:--|:--|:--|
 # | [prefill](../docs/glossary.md#prefill) | the whole prompt | arithmetic |
 # | [decode](../docs/glossary.md#decode) | one for each request | reading memory |
 #
-# And hence the wish to decode for *many* requests in one step: they share the reading of the weights.
+# That is why a server wants to decode for *many* requests in one step: they share the reading of the weights.
 
 # %% tags=["nbval-ignore-output"]
 alone, all_at_once = timed[1][1], timed[64][0] / 64
-say(f"One token alone: {1000 * alone:.1f} ms. One of 64 together: {1000 * all_at_once:.2f} ms.")
+say(f"One token alone: {1000 * alone:.1f} ms. In a step of 64: {1000 * all_at_once:.2f} ms each.")
 
 # %% [markdown]
 # **What does it cost?** Memory. Before, the arithmetic grew; now the cache does. How fast is the subject of lesson 02.
@@ -334,8 +381,8 @@ say(f"512 tokens keep {number(512 * spec.bytes_per_token / 2**20)} MiB, in 32 bi
 # %% [markdown]
 # ## The code as it stands
 #
-# The model has no path "with cache" and another "without". There is one, and it always writes its keys and values, then
-# attends. Whether that is a prompt or a single token is up to the batch.
+# The model has no path "with cache" and another "without". There is one: it writes its new keys and values to the cache, then
+# attends through the cache. The batch says whether that is a whole prompt or a single token.
 
 # %%
 from minipaged.model.llama import Attention
@@ -343,9 +390,9 @@ from minipaged.model.llama import Attention
 show_source(Attention.forward)
 
 # %% [markdown]
-# *Write before read*: the new token attends to itself too, and finds its own key in the cache like any other. And `rotate`
-# turns each query and key by an angle that depends on the token's position (*rotary embedding*): this is how attention knows
-# the order of the tokens.
+# *Write before read*: the new token attends to itself too, and finds its own key in the cache like any other. `rotate` turns each
+# query and key by an angle that depends on the token's position in the text. This is *rotary embedding* (RoPE), and it is how
+# attention knows the order of the tokens: the average above has none.
 
 # %% [markdown]
 # ## What must hold
@@ -357,7 +404,7 @@ show_source(Attention.forward)
 # | keys and values are written before they are read | each token misses itself |
 # | the cached prefix is the prefix of *this* text | fluent nonsense about somebody else's question |
 #
-# However the text is cut into steps, the last logits are the same:
+# The first row: however the text is cut into steps, the last logits are the same.
 
 # %%
 whole = feed(text[:100], 0)
@@ -366,14 +413,14 @@ for cuts in ((50, 100), (1, 2, 99, 100), (16, 32, 48, 64, 80, 100)):
     for stop in cuts:
         logits, start = feed(text[:stop], start), stop
     assert torch.allclose(logits, whole, atol=1e-3)
+    print(f"in {len(cuts)} steps: logits as in one step")
 
 # %% [markdown]
 # ## Find the bug
 #
 # A reimplementation of a small engine was tested with greedy decoding. The first token of each answer is right, every
-# time. From the second on the text goes astray: words, but not what the model would have said. No error
-# is raised, all shapes are right, keys and values are stored and read. Below is its step; compare it with `feed`.
-
+# time. From the second on, the text goes astray: these are words, but not those that the model would have said. No error is
+# raised, all shapes are right, keys and values are stored and read. Here is its step.
 
 # %%
 def feed_theirs(tokens, start):
@@ -383,7 +430,6 @@ def feed_theirs(tokens, start):
     batch = replace(batch, positions=torch.arange(new, device=device))
     hidden = model(torch.tensor(tokens[start:], device=device), batch, storage, backend)
     return model.compute_logits(hidden[-1:])[0]
-
 
 # %%
 theirs, ours = list(prompt), list(prompt)
@@ -410,10 +456,9 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 # <details><summary><b>The cause</b></summary>
 #
 # Positions. They are counted from 0 in every step, so each new token is taken for the first of the text, and its query and key
-# are turned by the wrong angle. In the first step the count happens to be right, which is why the first token is right, too.
-# The same mistake has been found where a cached prefix is skipped and the rest of the prompt is numbered from 0 again
-# (MinivLLM, pull request 98, and others). A test of "does it return tokens" cannot see it; a comparison of logits does at
-# once.
+# are turned by the wrong angle. In the first step the count happens to be right, and so is the first token.
+# The same mistake is made where a cached beginning is skipped and the rest of the prompt is numbered from 0 again. A test that asks
+# "does it return tokens?" cannot see it; a comparison of logits sees it at once.
 # </details>
 
 # %% [markdown]
@@ -421,12 +466,12 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 #
 # <details><summary>1. Why are keys and values kept, but not queries?</summary>
 #
-# A query is used in the step of its own token and never again. Keys and values are used by every later token.
+# A query is used once, in the step of its own token. Keys and values are used again by every later token.
 # </details>
 #
 # <details><summary>2. Someone edits the third word of a long chat. What of the cache can stay?</summary>
 #
-# The keys and values of what stands before that word. All later ones depend on it, through every layer.
+# The keys and values of what stands before that word. All later ones depend on it, from the second layer on.
 # </details>
 #
 # <details><summary>3. A model without a causal mask (it sees the whole text, in both directions): can it keep K and V?</summary>
@@ -451,7 +496,7 @@ print("theirs:", tokenizer.decode(theirs[n:]))
 #
 # - Keys and values of past tokens never change, because no token sees what comes after it.
 # - Keeping them gives the same logits, up to rounding, and makes the cost of a token nearly flat instead of growing.
-# - What is left is the reading of the weights, which many requests can share.
+# - What is left is reading the weights, which many requests can share.
 # - The price is memory that grows with every token.
 #
 # **Write it yourself:** [exercise 01](../exercises/01_kv_cache/01_kv_cache.ipynb), attention with a cache.

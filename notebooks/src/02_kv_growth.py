@@ -4,8 +4,8 @@
 # Lesson 01 kept the keys and values of past tokens, because they never change. The time per token stopped growing;
 # the memory began to. This lesson says by how much, exactly, and what that means for a server.
 #
-# **You will be able to** predict the KV memory of any model from four numbers, say how many conversations a card
-# holds before you rent it, and see an engine run out of memory without falling over.
+# **You will be able to** predict the KV memory of any model of this family from four numbers, say how many conversations a
+# card holds before you rent it, and see an engine run out of memory without falling over.
 #
 # About 40 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
 
@@ -23,18 +23,18 @@ from coursekit.lesson import compare, number, pick_device, say, show_source, tab
 # ## The question
 #
 # You chat with a model. Each [token](../docs/glossary.md#token) that you type or it writes, a word or a piece of one,
-# leaves a [key and a value](../docs/glossary.md#key-value) behind in every layer: its share of the
-# [KV cache](../docs/glossary.md#kv-cache). They are needed until the chat ends.
+# leaves a [key and a value](../docs/glossary.md#key-value) in every layer: its share of the [KV cache](../docs/glossary.md#kv-cache).
+# They are needed until the chat ends.
 #
-# **How many bytes does one token leave behind?** And so: how many chats does a card hold?
+# **How many bytes does one token leave in the cache?** And so: how many chats does a card hold?
 #
-# The model is SmolLM2-135M, small enough for any laptop. Its keys and values are stored with 16 bits a number.
+# The model is SmolLM2-135M, small enough for any laptop. Its keys and values are stored with 16 bits for each number.
 
 # %% [markdown]
 # ## Your prediction
 #
 # One token of English text is about four letters. Guess how many bytes of keys and values the model keeps for it.
-# Write the number down before you read on; a guess that is ten times off teaches more than none.
+# Write the number down before you read on: you learn more from a guess that is ten times off than from none.
 
 # %%
 my_bytes_per_token = None  # your guess, for example 500
@@ -42,7 +42,7 @@ my_bytes_per_token = None  # your guess, for example 500
 # %% [markdown]
 # ### Now by arithmetic
 #
-# A guess is one thing; four numbers of the model's configuration settle it.
+# Four numbers of the model's configuration settle the matter.
 
 # %%
 device, half = pick_device()  # a GPU when there is one, and a 16-bit number format it can multiply
@@ -59,8 +59,9 @@ for name in (
     print(f"{name:16} {getattr(config, name):>7}")
 
 # %% [markdown]
-# Each layer has `num_kv_heads` key heads and as many value heads. Each of them keeps `head_size` numbers for a
-# token, and each number takes two bytes:
+# Attention is done by several *heads* side by side, each with queries, keys and values of its own, `head_size` numbers long. Here
+# nine query heads share three *KV heads*; why, we will see below. So for each token, each layer keeps `num_kv_heads` keys and as
+# many values, and each number in them takes two bytes:
 #
 # $$\text{bytes per token} = \underbrace{2}_{\text{key and value}} \times\ \text{layers} \times \text{KV heads} \times
 # \text{head size} \times \text{bytes per number}$$
@@ -77,8 +78,8 @@ assert spec.bytes_per_token == predicted
 # %% [markdown]
 # ## Measure
 #
-# A formula can be wrong. So fill the cache with a value that the model never writes, NaN ("not a number"), let the
-# model read a text, and count the bytes that are no longer NaN.
+# A formula can be wrong. So fill the cache with something that the model never writes, NaN ("not a number"); let the model
+# read a text; and count the bytes that are no longer NaN.
 
 # %%
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
@@ -92,11 +93,12 @@ def bytes_written():
     return sum(int((~t.isnan()).sum()) * t.element_size() for t in storage.tensors)
 
 
+print("written so far:", bytes_written(), "bytes")
 assert bytes_written() == 0
 
 # %% [markdown]
-# Which tokens the model reads does not matter for the count. `AttentionBatch` tells it where each token's key and value
-# go. What is in it is the subject of lesson 08; here all blocks simply follow one another.
+# For the count it does not matter which tokens the model reads. `AttentionBatch` says where each token's key and value go; as in
+# lesson 01, all blocks simply follow one another.
 
 # %%
 backend = get_backend("auto", device)
@@ -107,7 +109,6 @@ def read_up_to(stop, start):
     batch = AttentionBatch.build([range(NUM_BLOCKS)], [stop - start], [stop], BLOCK_SIZE, device)
     token_ids = torch.arange(start, stop, device=device) + 1000  # [T]
     loaded.model(token_ids, batch, storage, backend)
-
 
 # %%
 measured, read = [], 0
@@ -126,18 +127,18 @@ wrong_bytes_per_token = {
 compare(my_bytes_per_token, measured[0][1], "bytes per token", wrong_bytes_per_token)
 
 # %% [markdown]
-# Every length gives the same quotient, to the byte. How much is that, beside the text itself?
+# Every length gives the same quotient, to the byte. How much is that, compared with the text itself?
 
 # %%
-text = "Each token you type or the model answers leaves a key and a value behind in every layer."
+text = "Each token you type or the model answers leaves a key and a value in every layer."
 token_ids = loaded.tokenizer.encode(text)
 letters = len(text.encode()) / len(token_ids)
 ratio = round(predicted / letters, -2)
 assert 3 < letters < 6 and 500 * predicted > 10 * 10**6
 say(f"""
     A token of this sentence is {letters:.1f} bytes of text and {number(predicted)} bytes of keys
-    and values: **{number(ratio)} times** as much. A page of five hundred tokens becomes as large
-    as a large photograph, more than 10 MB.
+    and values: **{number(ratio)} times** as much. A page of five hundred tokens takes more than
+    10 MB, as much as a large photograph.
 """)
 
 # %% [markdown]
@@ -151,7 +152,8 @@ show(
     memory_against_length(
         {"predicted": line}, points=measured, points_label="measured on SmolLM2-135M"
     ),
-    "A straight rising line of KV memory against sequence length; the measured points lie on it.",
+    "KV memory against sequence length, up to 1000 tokens and 22 MiB: a straight line from zero. "
+    "The eight measured points lie on it.",
 )
 
 # %% [markdown]
@@ -161,23 +163,12 @@ show(
 # and changes none of the others. There is no setup cost (the line starts at zero) and no discount for length.
 #
 # **What is not in the formula?** The number of *query* heads: queries are used once, in the step that makes them, and
-# thrown away. The size of the vocabulary and the width of the hidden layers: they make weights larger, and all chats
-# share the weights.
+# thrown away. The size of the vocabulary and `hidden_size`, the length of the vectors between the layers: they make the weights
+# larger, and all chats share the weights.
 #
-# **What is in it, then?** Only what is stored per token. Three of the factors are choices somebody made:
-# the number format, the number of KV heads, and the number of layers. Change the format first.
-
-# %%
-formats = (torch.float32, torch.bfloat16, torch.int8)
-rows = [(str(dtype), KVSpec.from_model(config, dtype).bytes_per_token) for dtype in formats]
-table(["number format", "bytes per token"], rows)
-scales = 2 * config.num_layers * config.num_kv_heads * torch.float32.itemsize
-assert KVSpec.from_model(config, torch.int8).bytes_per_token == predicted // 2 + scales
-
-# %% [markdown]
-# Half the bits, half the memory; but look at `int8`: a little more than half of `bfloat16`. Eight bits reach only
-# from −128 to 127, so each vector keeps a *scale*, the number that its integers are multiplied by, and the scale is
-# memory too. An account that leaves it out is wrong. (Lesson 13 asks what the smaller formats cost in accuracy.)
+# **What is in it, then?** Only what is stored per token. Three of the factors are choices that somebody made: the number format,
+# the number of KV heads, and the number of layers. With half the bits the cache takes half the memory; how far one can go, and what
+# it costs in accuracy, is lesson 13.
 
 # %% [markdown]
 # ### Heads: MHA, GQA, MQA
@@ -191,34 +182,31 @@ assert KVSpec.from_model(config, torch.int8).bytes_per_token == predicted // 2 +
 # | [GQA](../docs/glossary.md#gqa), grouped-query attention | one for a group of query heads | most models today |
 # | [MQA](../docs/glossary.md#mqa), multi-query attention | a single one | smallest, and costs quality |
 #
-# What would SmolLM2 keep for a token with each of them?
+# What would SmolLM2 keep for a token with each of them? And an older model, OPT-13B, of which the PagedAttention paper says
+# (section 3) that a token takes 800 KB?
 
 # %%
 heads = {"GQA": config.num_kv_heads, "MHA": config.num_query_heads, "MQA": 1}
 kinds = {
     kind: KVSpec.from_model(replace(config, num_kv_heads=n), half) for kind, n in heads.items()
 }
-table(
-    ["", "KV heads", "bytes per token"],
-    [(kind, heads[kind], kind_spec.bytes_per_token) for kind, kind_spec in kinds.items()],
-)
+opt_13b = KVSpec(num_layers=40, num_kv_heads=40, head_size=128, dtype=torch.float16)
+rows = [(f"SmolLM2 with {kind}", heads[kind], each.bytes_per_token) for kind, each in kinds.items()]
+rows.append(("OPT-13B, which has MHA", 40, opt_13b.bytes_per_token))
+table(["", "KV heads", "bytes per token"], rows)
+say(f"The paper is right: {opt_13b.bytes_per_token // 1024} KiB.")
 assert kinds["MHA"].bytes_per_token == config.queries_per_kv * predicted
-
-lines = {kind: [(0, 0), (8192, 8192 * each.bytes_per_token)] for kind, each in kinds.items()}
-show(
-    memory_against_length(lines),
-    "Three rising lines of KV memory against length: MHA is steepest, then GQA, then MQA.",
-)
+assert opt_13b.bytes_per_token == 800 * 1024
 
 # %% [markdown]
 # ## A big model on a big card
 #
-# Now the question a server has to answer. A model of 70 billion parameters, its weights squeezed to 4 bits (INT4):
-# with their scales some 40 GB. A card of 80 GB. The weights take half. **How many conversations of 4096 tokens fit
-# in the other half?** Keys and values stay in 16 bits, as they usually do.
+# Now the question that a server has to answer. A model has 70 billion parameters, its weights rounded to 4 bits each. Small
+# groups of weights share a *scale* that brings them back to size, and with the scales they take some 40 GB. The card has
+# 80 GB. **How many conversations of 4096 tokens fit in the other half?** Keys and values stay in 16 bits, as they usually do.
 #
 # The shape is that of Llama 2 and 3 at 70B: 80 layers, 64 query heads, head size 128. Guess twice: once as if
-# it used MHA (64 KV heads), once with the GQA it really has (8 KV heads).
+# it used MHA (64 KV heads), once with the GQA that it really has (8 KV heads).
 
 # %%
 my_conversations_mha = None  # your guess
@@ -259,12 +247,13 @@ wrong_conversations_gqa = {
 compare(my_conversations_gqa, fits["GQA"], "conversations with GQA", wrong_conversations_gqa)
 
 # %% [markdown]
-# Eight times fewer KV heads, a little more than eight times as many conversations (the remainder of the division
-# counts too). This is why large models moved away from MHA. And still: a large card, and
-# only a few dozen people can talk to it at once, *if* not one byte is wasted. Lesson 03 measures how many are.
+# An eighth of the KV heads, and a little more than eight times as many conversations, because less is left over. This is why
+# large models moved away from MHA. And still: a large card, and only a few dozen people can talk to it at once, *if* not one byte
+# is wasted. Lesson 03 measures how many bytes are.
 
 # %% [markdown]
-# Try it: move the sliders. How many conversations fit, and what is in the way?
+# Move the sliders. **Can you find a setting with room for a hundred conversations of 4096 tokens? Which slider gets you there, and
+# which ones hardly help?**
 
 # %%
 import ipywidgets
@@ -280,7 +269,6 @@ def what_fits(card, weights, kv_heads, tokens):
     text = f"{count} conversations of {tokens} tokens beside {weights} GB of weights on {card} GB"
     return card_filled(card * GB, weights * GB, each, count), text
 
-
 # %%
 controls = {
     "card": ipywidgets.SelectionSlider(
@@ -294,24 +282,17 @@ controls = {
         options=[512, 1024, 4096, 32768], value=4096, description="tokens"
     ),
 }
-Explorable(controls, what_fits)
-
-# %% [markdown]
-# ### A claim checked
-#
-# The PagedAttention paper says that OPT-13B keeps 800 KB for each token (its section 3). OPT-13B has 40 layers and
-# 40 heads of size 128, all with keys and values of their own. Does it?
-
-# %%
-opt_13b = KVSpec(num_layers=40, num_kv_heads=40, head_size=128, dtype=torch.float16)
-assert opt_13b.bytes_per_token == 800 * 1024
-say(f"It does: {number(opt_13b.bytes_per_token)} bytes are {opt_13b.bytes_per_token // 1024} KiB.")
+Explorable(
+    controls,
+    what_fits,
+    shows="A bar as long as the memory of the card: the weights, then one piece per conversation.",
+)
 
 # %% [markdown]
 # ## A chat, turn by turn
 #
-# So far one token after another. Now a real chat through the whole engine, on a small [budget](../docs/glossary.md#budget)
-# of KV memory: 8 MiB and not a byte more.
+# So far we fed the model by hand. Now a real chat through the whole engine, on a small [budget](../docs/glossary.md#budget) of KV
+# memory: 8 MiB and not a byte more.
 
 # %%
 BUDGET = 8 * 2**20
@@ -336,7 +317,6 @@ def ask(question):
     turns.append((output, llm.trace[-1]))
     return output
 
-
 # %% tags=["nbval-ignore-output"]
 for question in (
     "What is a library?",
@@ -348,33 +328,21 @@ for question in (
     print(f"you    {question}\nmodel  {reply.outputs[0].text.strip()}\n")
 
 # %% [markdown]
-# How many tokens are in the cache at the end of each turn? The prompt and all of the answer, one would think.
+# How many tokens are in the cache at the end of each turn? All of the prompt and all of the answer, one would think.
 
 # %%
 for output, last_step in turns:
     stored = len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1
     assert last_step.used_bytes == stored * spec.bytes_per_token
+    print("prompt + answer - 1 tokens are in the cache")
 
 # %% [markdown]
 # It is one less. The last token of an answer is *chosen* at the end of a step; its key and value would be computed in
-# the next step, when it is fed to the model. There is no next step. Small, but an account to the byte has to know it.
-
-# %%
-steps = [replace(record, time=record.index) for record in llm.trace]
-show(
-    memory_over_time({"one chat, four turns": steps}, BUDGET, x_label="step of the engine"),
-    "KV memory of a chat, step by step: it climbs at every token and jumps at every question.",
-)
-
-# %% [markdown]
-# Each turn begins with a jump: the engine keeps nothing between turns here, so it reads the whole chat again in one step
-# ([prefill](../docs/glossary.md#prefill)). Each answer is a slope, one token a step
-# ([decode](../docs/glossary.md#decode)). The grey is the empty end of the last block, as memory is handed out in blocks of
-# 16 tokens. From turn to turn nothing ever goes down: a chat only grows.
+# the next step, when it is fed to the model. There is no next step. A small thing, but a count to the byte has to get it right.
 #
 # ## Out of memory, on purpose
 #
-# So keep talking. What happens when the budget is used up: a crash, a wrong answer, a plain "no"?
+# Keep talking. What happens when the budget is used up: a crash, a wrong answer, a plain "no"?
 
 # %% tags=["nbval-ignore-output"]
 refusal = None
@@ -385,12 +353,12 @@ for _ in range(20):
         refusal = error
         break
 assert refusal is not None
+chat_steps = [replace(record, time=record.index) for record in llm.trace]
 print(f"the last answer had {len(output.outputs[0].token_ids)} tokens; then: {refusal}")
 
 # %% [markdown]
-# A sentence with two numbers, at the moment the request was *added*. Nothing was computed for it and nothing was taken.
-# The engine is as it was, all its blocks are free, and somebody else can be served. And the whole time, not one step
-# held more than the budget:
+# A sentence with two numbers, at the moment when the request was *added*. Nothing was computed for it and nothing was taken.
+# The engine is as it was, all its blocks are free, and somebody else can be served:
 
 # %%
 assert llm.engine.pool.num_free == num_blocks
@@ -399,16 +367,39 @@ assert "needs" in str(refusal) and str(num_blocks) in str(refusal)
 assert short.finished and len(short.outputs[0].token_ids) == 5
 
 most = max(record.reserved_bytes for record in llm.trace)
+print("served afterwards:", len(short.outputs[0].token_ids), "tokens; over budget:", most > BUDGET)
 assert most <= BUDGET == llm.engine.storage.nbytes + BUDGET % spec.bytes_per_block(BLOCK_SIZE)
 
 # %% [markdown]
-# It cannot hold more: the cache is allocated once, when the engine starts, and never again. Compare a server that lets each
-# chat's tensors grow as they like. It finds out that memory is short in the middle of a step, inside a matrix product,
-# with everybody's half-finished work in hand.
+# Only the prompt is compared with the budget, since nobody knows how long the answer will be. And if the prompt fits and the
+# answer does not? A request that has the engine to itself then ends where the memory ends, and says so: its `finish_reason` is
+# "length". If others are running, one of them gives its blocks back, which is the subject of lesson 11.
 #
+# Here is the whole chat, step by step, up to the refusal:
+
+# %%
+show(
+    memory_over_time({"one chat, to the refusal": chat_steps}, BUDGET, x_label="engine step"),
+    "KV memory of a chat, step by step. Each turn begins with a jump, to the size of the whole "
+    "chat so far, and climbs with each token of the answer. The turns rise until they reach the "
+    "budget.",
+)
+
+# %% [markdown]
+# Each turn begins with a jump: the engine keeps nothing between turns here, so it reads the whole chat again in one step
+# ([prefill](../docs/glossary.md#prefill)). Each answer is a slope, one token a step
+# ([decode](../docs/glossary.md#decode)). The grey is the empty end of the last block, as memory is handed out in blocks of
+# 16 tokens. Between turns the blocks are given back; but the text of a chat only grows, and each turn needs more than the last.
+#
+# The engine cannot hold more than the budget: its cache is allocated once, at the start, and never again. Compare a server that lets
+# the tensors of each chat grow as they like. It finds out that memory is short in the middle of a step, inside a matrix product,
+# with everybody's answers half written.
+
+# %% [markdown]
 # ## The code as it stands
 #
-# Every byte count in the package comes from these few lines of `minipaged/memory.py`.
+# Every byte count in the package comes from these few lines of `minipaged/memory.py`. (`scale` is for the small number formats of
+# lesson 13.)
 
 # %%
 show_source(KVSpec.bytes_per_token, KVSpec.bytes_per_block, KVSpec.bytes_for)
@@ -420,26 +411,25 @@ show_source(MemoryPlan.kv_bytes, MemoryPlan.num_blocks, MemoryPlan.requests)
 # | | if it does not |
 # |:--|:--|
 # | the formula equals the bytes that were really written | the budget is wrong from the first request on |
-# | scales are counted | an int8 cache outgrows its budget |
-# | the sum over requests never passes the budget | the process dies, with all requests in it |
+# | all requests together never hold more than the budget | the process dies, with all requests in it |
 # | what cannot fit is refused before anything is changed | one long chat takes the others with it |
 # | a byte count asks the *model* for its head size | see below |
 #
-# Why *equals*, and not "about"? In another course a formula for KV memory was off by a factor of four. Its test only asked
-# whether the result lay in a range, and the range was wide enough (TrenTorch, pull request 192). A number that can be exact
-# should be tested exactly.
+# Why *equals*, and not "about"? A test that only asks whether a result lies in a plausible range lets a factor of two or four
+# through. A number that can be exact should be tested exactly, here for every number format, those with scales included:
 
 # %%
 for dtype in (torch.float32, half, torch.int8, torch.float8_e4m3fn):
     each = KVSpec.from_model(config, dtype)
     allocated = KVStorage(each, num_blocks=3, block_size=4).nbytes
+    print(f"{dtype!s:20} {allocated:>8} bytes allocated for 12 tokens, as computed")
     assert allocated == each.bytes_for(12, block_size=4) == 12 * each.bytes_per_token
 
 # %% [markdown]
 # ## Find the bug
 #
 # A colleague writes a planner of her own. On SmolLM2 it is right to the byte. On another model it says that two
-# conversations fit; the server starts, takes the second one, and dies: out of memory. The model is correct, and no
+# conversations fit; the server starts, admits the second one, and dies: out of memory. The model is correct, and no
 # other program runs on the card.
 
 # %%
@@ -451,6 +441,7 @@ def planned_bytes_per_token(config, dtype):
     return 2 * config.num_layers * config.num_kv_heads * head_size * dtype.itemsize
 
 
+print("on SmolLM2:", planned_bytes_per_token(config, half), "bytes per token, as measured")
 assert planned_bytes_per_token(config, half) == predicted
 
 # %% [markdown]
@@ -494,7 +485,8 @@ say(f"Planned: {planned} bytes a token. Written: **{really}**.")
 #
 # <details><summary>3. You store keys and values in int8 instead of 16 bits. Do exactly twice as many tokens fit?</summary>
 #
-# Not quite: the scales take room. The smaller the head, the more they weigh: four bytes for each vector.
+# Not quite. Eight bits only reach from −128 to 127, so each vector brings a scale, the number that its integers are multiplied by.
+# Here that is four bytes for each vector: the smaller the head, the more they weigh (lesson 13).
 # </details>
 #
 # <details><summary>4. Two users send the same system prompt of five hundred tokens. What does the formula say, and what could be saved?</summary>
@@ -510,16 +502,17 @@ say(f"Planned: {planned} bytes a token. Written: **{really}**.")
 #
 # <details><summary>6. The card has 80 GB, the weights take 40. Can the cache have the other 40?</summary>
 #
-# Not all of it. The step in progress needs room for its activations, and the framework for itself. `MemoryPlan` has
+# Not all of it. A step needs room for its *activations*, the vectors on their way through the layers, and the framework needs some
+# for itself. `MemoryPlan` has
 # `reserve_bytes` for that; the lesson left it at zero, so its answers are upper bounds.
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - A token leaves 2 × layers × KV heads × head size numbers behind, in every model of this family. The prediction and
+# - A token leaves 2 × layers × KV heads × head size numbers in the cache, in every model of this family. The prediction and
 #   the measurement agree to the byte.
-# - Memory grows in a straight line with length, and never shrinks during a chat.
+# - Memory grows in a straight line with length, and the text of a chat only grows.
 # - KV heads decide how many conversations fit. That is what grouped-query attention is for.
 # - An engine with a fixed budget answers "no" with two numbers. One without a budget dies.
 #

@@ -1,15 +1,17 @@
 # %% [markdown]
 # # 04 · Blocks and block tables
 #
-# Lesson 03 ended badly. Even a server that knows the future fills about half of its memory with tokens. The fault is not in
+# Lesson 03 ended badly. Even a server that knows the future fills less than half of its memory with tokens. The fault is not in
 # the guesses; it is in the contract: memory *in one piece*, reserved *in advance*. This lesson drops both.
 #
-# **You will be able to** say how an allocator and a block table work, find the place of any token by hand, and choose a
+# **You will be able to** write an allocator and a block table, find the place of any token by hand, and choose a
 # block size knowing what it costs in both directions.
 #
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
+import time
+
 import numpy as np
 import torch
 
@@ -28,7 +30,7 @@ from coursekit.workloads import load_mix, lognormal_lengths
 # ## The question
 #
 # Operating systems had this trouble with programs, and solved it around 1960: cut the memory into pieces of equal size, give
-# a program a piece when it needs one, wherever one is free, and keep a table of which pieces it has. The same for keys and
+# a program a piece when it needs one, wherever one is free, and keep a table of the pieces that it has. Do the same with keys and
 # values:
 #
 # - the memory is cut into [blocks](../docs/glossary.md#block), each with room for the same number of tokens, the
@@ -54,7 +56,7 @@ assert 20 < held["maximum"] < 30 < held["oracle"] < 50
 # %% [markdown]
 # ## Your prediction
 #
-# Blocks of 16 tokens. Three guesses; the last one can be worked out.
+# Blocks of 16 tokens. Three guesses; the last one can be worked out, nearly.
 
 # %%
 my_percent = None  # your guess: share of the memory that holds tokens, in percent
@@ -62,45 +64,83 @@ my_at_once = None  # your guess: requests in memory at once, on average
 my_empty_slots = None  # your guess: slots that a request holds and that are empty, on average
 
 # %% [markdown]
-# ## A pool of blocks
+# ## A pool of blocks, in a dozen lines
 #
-# Build it up before measuring it. First the allocator, the [block pool](../docs/glossary.md#block-pool). It deals in numbers
-# only: 0 to 7 are eight blocks. The tensors come later. (Prefix caching is lesson 10; here it is off.)
+# Build it up before measuring it. First the allocator, the [block pool](../docs/glossary.md#block-pool). It knows blocks only by
+# their numbers; the tensors come later. All it keeps is a list of the numbers that are free.
 
 # %%
-pool = BlockPool(8, enable_prefix_caching=False)
-first, second = pool.allocate(3), pool.allocate(2)
+class ToyPool:
+    def __init__(self, num_blocks):
+        self.num_blocks = num_blocks
+        self.free_blocks = list(range(num_blocks))
+
+    def allocate(self, n):
+        """n blocks, or None when there are not so many: then nothing has changed."""
+        if n > len(self.free_blocks):
+            return None
+        taken, self.free_blocks = self.free_blocks[:n], self.free_blocks[n:]
+        return taken
+
+    def free(self, blocks):
+        """Give back blocks that were taken; ValueError for one that is free already."""
+        if set(blocks) & set(self.free_blocks):
+            raise ValueError(f"{blocks} are not all in use")
+        self.free_blocks = blocks + self.free_blocks
+
+# %%
+toy = ToyPool(8)
+first, second = toy.allocate(3), toy.allocate(2)
 print("first :", first)
-print("second:", second, " free:", pool.num_free)
+print("second:", second, " free:", toy.free_blocks)
 
 # %% [markdown]
 # The first request ends and gives its blocks back. A third one wants four. Which ones does it get?
 
 # %%
-pool.free(first)
-third = pool.allocate(4)
-print("third :", third, " free:", pool.num_free)
-assert sorted(third) != list(range(min(third), min(third) + 4)), "not four in a row"
-assert pool.allocate(3) is None and pool.num_free == 2, "a refusal changes nothing"
+toy.free(first)
+third = toy.allocate(4)
+print("third :", third, " free:", toy.free_blocks)
+assert third == [0, 1, 2, 5], "not four in a row"
+print("three more:", toy.allocate(3), " free:", toy.free_blocks)
+assert toy.free_blocks == [6, 7], "a refusal changes nothing"
 
 # %% [markdown]
-# The ones that came back, newest first, and one that was never used. They are not in a row, and nobody minds. In an arena of
-# strips there would be a hole of three and a hole of three, and a request for four would wait. Here *any free block fits
-# any need*: there is no hole that is too small. [External fragmentation](../docs/glossary.md#external-fragmentation)
-# is gone, not because the allocator is clever, but because all pieces are equal.
+# It gets the three that came back, and one that was never used: 0, 1, 2 and 5. They are not in a row, and nobody minds. An arena of
+# strips would now have two holes of three slots each, and a request for four would have to wait. Here *any free block fits
+# any need*. [External fragmentation](../docs/glossary.md#external-fragmentation) is gone, not because the allocator is clever,
+# but because all pieces are equal.
 #
-# When there is not enough, the answer is `None`, and nothing has changed. That is the whole allocator: a stack of free blocks
-# (`_blank`), and for each block a [reference count](../docs/glossary.md#reference-count), the number of tables that list it. So
-# far that is 0 or 1; lessons 09 and 10 share blocks. (`_cached`, and evicting from it, belong to lesson 10.)
+# When there are not enough blocks, the answer is `None`, and nothing has changed.
+#
+# ## A table for each request, in another dozen
+#
+# A table belongs to one request. It is given tokens, and takes blocks from the pool as they are needed.
 
 # %%
-show_source(BlockPool.allocate, BlockPool._take)
+class ToyTable:
+    def __init__(self, pool, block_size):
+        self.pool, self.block_size = pool, block_size
+        self.blocks, self.num_tokens = [], 0
+
+    def append(self, count):
+        """Room for `count` more tokens; None when the pool has too few blocks."""
+        in_all = -(-(self.num_tokens + count) // self.block_size)  # divided and rounded up
+        new = self.pool.allocate(in_all - len(self.blocks))
+        if new is None:
+            return None
+        self.blocks += new
+        self.num_tokens += count
+        return new
+
+    def slot(self, position):
+        block, offset = divmod(position, self.block_size)
+        return self.blocks[block] * self.block_size + offset
 
 # %% [markdown]
-# ## A table for each request
-#
-# A `BlockTable` belongs to one request. It is given tokens and takes blocks from the pool as they are needed. Blocks of four
-# tokens, and a prompt of six:
+# The engine's `BlockPool` and `BlockTable` have these methods and do the same. They can do more (blocks that several tables share,
+# blocks that are remembered), which is the subject of lessons 09 and 10. From here on we use the engine's. Blocks of four tokens,
+# and a prompt of six:
 
 # %%
 BLOCK_SIZE = 4
@@ -111,9 +151,18 @@ mine = BlockTable(pool, BLOCK_SIZE)
 mine.append(6)
 print("my blocks:", mine.blocks, " tokens:", mine.num_tokens)
 
+toy = ToyPool(8)
+toys = [ToyTable(toy, BLOCK_SIZE), ToyTable(toy, BLOCK_SIZE)]
+toys[0].append(9), toys[1].append(6)
+assert [one.blocks for one in toys] == [neighbour.blocks, mine.blocks]
+print("the toy says the same:", toys[1].blocks, " slot of token 5:", toys[1].slot(5))
+
 # %% [markdown]
-# Six tokens, two blocks, the second half full. Now the answer, one token at a time. The neighbour ends in the middle of it.
-# **At which token does my table take a block?**
+# Six tokens, two blocks, the second half full. Now the answer comes, one token at a time; it begins with token 6, as we count from
+# 0. The neighbour ends in the middle of it. **Which token is the first for which my table takes another block?**
+
+# %%
+my_next_token = None  # your guess
 
 # %%
 for position in range(6, 17):
@@ -126,17 +175,25 @@ for position in range(6, 17):
     if position == 9:
         neighbour.free()
 assert mine.blocks == [3, 4, 5, 0, 1]
+wrong_next_token = {
+    6: "token 6 still has room: the second block holds tokens 4 to 7",
+    7: "token 7 is the last one in the second block",
+    9: "token 8 is the ninth token, and the first of its block",
+}
+compare(my_next_token, 8, "as position: the first token of a new block", wrong_next_token)
 
 # %% [markdown]
-# At tokens 8, 12 and 16: when the position is a multiple of the block size, and at no other. Three tokens in four need no
-# allocator at all. And the last two blocks are the ones that the neighbour gave back.
+# Then at 12 and 16: whenever the position is a multiple of the block size, and at no other. Three tokens in four do not need the
+# allocator at all. And the last two blocks are ones that the neighbour gave back.
 #
 # ### The place of a token, by hand
 #
-# Where does token 9 lie? Divide its position by the block size: 9 = 2 × 4 + 1. Its *logical* block is number 2, its offset in
+# Where is token 9? Divide its position by the block size: 9 = 2 × 4 + 1. Its *logical* block is number 2, its offset in
 # the block is 1. The table says which *physical* block that is. The [slot](../docs/glossary.md#slot) counts through all blocks:
 #
 # $$\text{slot}(p) = \text{table}[\,p \div B\,] \times B + p \bmod B$$
+#
+# **Try token 12 by hand**, before you look at the last row of the table.
 
 # %%
 logical, offset = divmod(9, BLOCK_SIZE)
@@ -144,11 +201,6 @@ assert (logical, offset) == (2, 1)
 slot = mine.blocks[logical] * BLOCK_SIZE + offset
 say(f"Token 9: block {mine.blocks[logical]}, slot {mine.blocks[logical]} × 4 + 1 = **{slot}**.")
 assert slot == 21 == mine.slots(9, 10)[0]
-
-# %% [markdown]
-# **Try the next one by hand**, before you look at the row of token 12: 12 = … × 4 + …
-
-# %%
 rows = [
     (str(p), *divmod(p, BLOCK_SIZE), mine.blocks[p // BLOCK_SIZE], mine.slots(p, p + 1)[0])
     for p in (0, 3, 4, 7, 8, 9, 12)
@@ -166,8 +218,8 @@ show_source(BlockTable.slots)
 # %% [markdown]
 # ### Do the blocks hold what was put in?
 #
-# So far these are only numbers. Now real tensors: one layer, two KV heads of eight numbers. Write the keys of my
-# seventeen tokens to their slots, then read them back through the table.
+# So far these are only numbers. Now real tensors: one layer, two KV heads of eight numbers each. Write the keys of my seventeen
+# tokens to their slots, then read them back through the table.
 
 # %%
 device, half = pick_device()
@@ -211,7 +263,6 @@ for step in range(18):
     }
     history.append((mine.blocks.copy(), mine.num_tokens, fill))
 
-
 # %%
 def draw_table(step):
     blocks, num_tokens, others = history[step]
@@ -222,7 +273,12 @@ def draw_table(step):
     return figure, f"{num_tokens} tokens in blocks {blocks}; the newest is in slot {newest}."
 
 
-Stepper(len(history), draw_table, start=13)
+Stepper(
+    len(history),
+    draw_table,
+    start=13,
+    shows="A block table on the left, eight blocks on the right, joined by lines.",
+)
 
 # %% [markdown]
 # ## Measure
@@ -244,8 +300,17 @@ table(
 
 # %%
 percent = 100 * paged.waste.shares["used"]
-compare(my_percent, round(percent), "percent of the memory that holds tokens")
-compare(my_at_once, round(paged.running), "requests at once, on average")
+wrong_percent = {
+    100: "the last block of a request is seldom full, and a few blocks are free at any moment",
+    50: "half of a block is empty on average, but only of the last one, and there are many others",
+}
+compare(my_percent, round(percent), "percent of the memory that holds tokens", wrong_percent)
+at_full_length = round(BUDGET / lengths.sum(axis=1).mean())
+wrong_at_once = {
+    at_full_length: "that is the memory over the mean length at the end; but the long requests "
+        "stay longest, so a request that is running is longer than the average one",
+}
+compare(my_at_once, round(paged.running), "requests at once, on average", wrong_at_once)
 assert (PAPER_SHARE["paged 16"], PAPER_RUNNING["sharegpt"]["paged 16"]) == (0.963, 30.42)
 assert abs(percent - 96.3) < 2 and abs(paged.running - 30.42) < 3
 assert percent > 95 and paged.running > 4 * strips["maximum"].running
@@ -253,7 +318,7 @@ assert paged.running > 1.9 * strips["oracle"].running
 
 # %% [markdown]
 # Four times as many requests at once as with the maximum, and about twice as many as with the oracle, which knew the length
-# of every answer. Blocks know nothing about the future. They do not have to.
+# of every answer. Blocks know nothing about the future, and need not know it.
 #
 # The PagedAttention paper measured 96.3 % for its blocks of 16, and 30.4 requests at once on this kind of traffic. (It drew its
 # lengths from the real ShareGPT; ours have the same means.)
@@ -261,14 +326,18 @@ assert paged.running > 1.9 * strips["oracle"].running
 # ### What it costs
 #
 # Nothing was reserved, so nothing is promised: all requests may grow at once, and the blocks run out in the middle of an
-# answer. Then the youngest request gives all of its blocks back and waits its turn again
-# ([preemption](../docs/glossary.md#preemption), lesson 11). What it had must be computed a second time.
+# answer. Then the request that was admitted last gives all its blocks back and waits for its next turn
+# ([preemption](../docs/glossary.md#preemption), lesson 11). The tokens that it held must be computed a second time.
 
 # %%
+computed = int((lengths.sum(axis=1) - 1).sum())  # tokens to compute in any case
+again = 100 * paged.recomputed / computed
 say(f"""
-    It happened **{number(paged.preemptions)} times** to {number(len(lengths))} requests. That is
-    work done twice. And yet all were served in {number(paged.steps)} steps instead of
-    {number(strips["oracle"].steps)} for the oracle.
+    It happened **{number(paged.preemptions)} times** to {number(len(lengths))} requests:
+    {again:.0f} tokens were computed again for every hundred that had to be computed anyway. That is
+    not little. (This simple server admits whatever fits; lesson 11 asks for more.) But they are
+    computed again like a prompt, many in one step, which is cheap (lesson 01). All were served
+    in {number(paged.steps)} steps; the oracle took {number(strips["oracle"].steps)}.
 """)
 assert paged.preemptions > 0 and 1.9 * paged.steps < strips["oracle"].steps
 
@@ -280,14 +349,15 @@ assert paged.preemptions > 0 and 1.9 * paged.steps < strips["oracle"].steps
 # %%
 show(
     waste_bars({words: result.waste.shares for words, result in results.items()}),
-    "Three bars. Two for strips, mostly waste; one for blocks of 16, nearly all of it tokens.",
+    "Three bars of equal length. The two for strips are mostly waste; the one for blocks of 16 is "
+    "nearly all tokens, with two slivers at its end: ends of last blocks, and free blocks.",
 )
 
 # %% [markdown]
-# Nearly all of the third bar holds tokens. At its right end are the empty ends of last blocks (dark) and free blocks (white).
+# Nearly all of the third bar holds tokens. What is left at its right end are the empty ends of last blocks, and free blocks.
 #
-# And how does it look inside the real engine? SmolLM2, a pool of 40 blocks, ten chats. Look in after 60 steps: some have ended,
-# some wait, and these are running.
+# How does it look inside the real engine? SmolLM2, a pool of 40 blocks, ten chats. After 60 steps some have ended, some are
+# waiting, and these are running:
 
 # %%
 loaded = load_model("smollm2-135m", dtype=half, device=device)
@@ -320,12 +390,12 @@ assert others.isdisjoint(chosen.blocks) and len(chosen.blocks) == 6
 assert 5 * 16 < chosen.num_tokens < 512 / 5
 
 # %% [markdown]
-# Left, what this chat would hold if it had a strip: room for 512 tokens, most of it empty. Right, what it holds: six blocks,
-# five of them full. The table is what joins them, and a table is only a few integers.
+# Left, what this chat would hold if it had a strip: room for 512 tokens, most of it empty. Right, what it does hold: six blocks,
+# five of them full. The table is all that joins them, and a table is only a few integers.
 #
 # ## Why
 #
-# Go through the kinds of waste of lesson 03.
+# Compare the kinds of waste, one by one.
 #
 # | | in strips | in blocks |
 # |:--|:--|:--|
@@ -360,7 +430,7 @@ for size in SIZES:
 # %% [markdown]
 # ## Why not 256? Why not 1?
 #
-# The prediction was right to within a few percent at every size. So the smallest block wastes least. Before we take it, a
+# The prediction was right to within a few percent at every size. So the smallest block wastes least. Before we choose it, look at a
 # second kind of traffic: short instructions with short answers (the paper's Alpaca).
 
 # %%
@@ -372,7 +442,6 @@ workloads = {"chats": chats, "instructions": instructions}
 def entries(result, size):
     """Blocks that a request holds, on average."""
     return (result.waste.used + result.waste.internal) / size / result.request_steps
-
 
 # %%
 show(
@@ -392,7 +461,7 @@ show(
 
 # %% [markdown]
 # **Not 256.** Chats still do well there. Instructions do not: most requests are shorter than one block, so most of the block is
-# empty, and the rule of (B − 1)/2 fails, because a last block is all they have. It is the strip again, in miniature.
+# empty. And the rule of (B − 1)/2 fails, because the last block is the only one they have. It is the strip again, in miniature.
 
 # %%
 fill = {
@@ -408,14 +477,13 @@ assert fill["chats"][256] > 75 and fill["instructions"][256] < 35
 assert short.sum(axis=1).mean() < 256 / 2 and instructions[256].unused_per_request > 1.2 * 127.5
 
 # %% [markdown]
-# **Not 1.** A block of one token wastes nothing. But the table gets an entry, and the allocator a call, for every token; and
-# attention has to look up where each token lies, and fetch each from somewhere else. Memory is made to be read in long
-# runs. So let the engine's own attention (lesson 05) read the same 8192 keys and values, scattered in blocks of
-# different sizes, and look at the clock.
+# **Not 1.** A block of one token wastes nothing. But the table gets an entry, and the allocator a call, for every token: 16 times
+# as many as with blocks of 16 (the right half of the picture). A table that is read in every layer of every step should be short.
+#
+# Is reading from scattered memory slower as well? Let the engine's own attention (lesson 05) read the same 8192 keys and values,
+# scattered in blocks of different sizes.
 
 # %% tags=["nbval-ignore-output"]
-import time
-
 SEQUENCES, CONTEXT = 16, 512
 backend, rng = get_backend("auto", device), np.random.default_rng(0)
 query = torch.randn(SEQUENCES, 9, 64).to(device, half)
@@ -437,13 +505,15 @@ def attention_ms(size):
     return 1e3 * min(seconds)
 
 
-table(["block size", "ms for attention"], [(str(b), attention_ms(b)) for b in SIZES])
+table(
+    ["block size", *(str(b) for b in SIZES[::2])],
+    [("ms for attention", *(attention_ms(b) for b in SIZES[::2]))],
+)
 
 # %% [markdown]
-# On the machine that built this lesson the time falls a little up to blocks of 16 or so and then no further, while the waste
-# keeps growing. So 16 is the usual block size, here and in vLLM. How far larger blocks pay depends on traffic and machine: the
-# paper, which counted both time and memory on its cards, found 16 to 128 good for chats and 16 to 32 for instructions (its
-# section 7.2). On memory, our measurement agrees:
+# On this processor it hardly is: the times in the table differ by little. On a GPU it matters more, and lesson 07 says why. So a block size is a compromise between the length of the table and the empty ends, and 16 is the usual
+# one, here and in vLLM. The paper, which measured time as well as memory on its cards, found 16 to 128 good for chats and 16 to 32
+# for instructions (its section 7.2). On memory, our measurement agrees:
 
 # %%
 assert min(fill["chats"][b] for b in (16, 32, 64, 128)) > 85
@@ -457,15 +527,19 @@ table(
 )
 
 # %% [markdown]
-# There is a third reason for small blocks: only whole blocks can be shared, so smaller ones share more (lesson 10).
+# There is another reason for small blocks: only whole blocks can be shared, so smaller ones share more (lesson 10).
 #
 # ## The code as it stands
 #
-# You have seen how blocks are taken, and how a slot is found. What is left: giving back, and growing. In `append`, the branch
-# about `tail_is_shared` is copy-on-write (lesson 09); without sharing it is never taken. `unpublish` is lesson 10.
+# The engine's pool and table. You know their idea from the toys. What they have more:
+#
+# - a [reference count](../docs/glossary.md#reference-count) for each block, which is the number of tables that list it. So far it is
+#   0 or 1;
+# - `_blank`, the free list, is a stack: it gives out the block that came back last;
+# - `_cached`, `_hashes` and `unpublish` belong to lesson 10, `tail_is_shared` to lesson 09. Without sharing they do nothing.
 
 # %%
-show_source(BlockPool.free, BlockPool._require_held)
+show_source(BlockPool.allocate, BlockPool.free)
 show_source(BlockTable.blocks_to_append, BlockTable.append, BlockTable.trim)
 
 # %% [markdown]
@@ -476,10 +550,10 @@ show_source(BlockTable.blocks_to_append, BlockTable.append, BlockTable.trim)
 # | | if it does not |
 # |:--|:--|
 # | a block is free or held, never both, and free only once | two requests write into the same block |
-# | its reference count is the number of tables that list it | it is freed under somebody's eyes, or never |
+# | its reference count is the number of tables that list it | it is freed while somebody still uses it, or never |
 # | an allocation happens whole or not at all | every refusal loses blocks; one day the pool is empty |
 # | freeing what nobody holds is an error | see below |
-# | a table of n tokens has exactly ⌈n / B⌉ blocks | a slot outside the table, or a block for nothing |
+# | a table of n tokens has exactly ⌈n / B⌉ blocks | a slot outside the table, or a block that stays empty |
 #
 # `check_invariants` proves the first two for a pool and all its tables. Let it watch a thousand random steps.
 
@@ -495,16 +569,16 @@ for _ in range(1000):
         refused += one.append(int(rng.integers(1, 12))) is None
     pool.check_invariants(tables)
     assert all(len(t.blocks) == -(-t.num_tokens // BLOCK_SIZE) for t in tables)
+print(f"a thousand steps, {refused} refused for lack of blocks, every invariant held")
 assert 0 < refused < 1000
 
 # %% [markdown]
 # ### Broken on purpose
 #
-# What do the symptoms look like? Here is a pool as one might write it on a Friday afternoon.
+# What do the symptoms look like when a rule is broken? Here is the toy again, as one might write it on a Friday afternoon.
 #
 # **All or nothing.** A request asks for six blocks of four and is refused. It asks again at the next step, as a waiting request
 # does. How many blocks are free now?
-
 
 # %%
 class CarelessPool:
@@ -530,7 +604,7 @@ print("careless:", len(careless.free_blocks), "free   careful:", careful.num_fre
 assert (len(careless.free_blocks), careful.num_free) == (0, 4)
 
 # %% [markdown]
-# *Symptom:* nobody is served, nobody runs, and the memory is gone. A restart helps, for a while.
+# *Symptom:* nothing runs, nobody is served, and the memory is gone. A restart helps, for a while.
 #
 # **Freeing twice.** A request ends; its blocks are freed by the code that notices the end, and again by the code that handles
 # a closed connection. Nothing fails. Then two others come.
@@ -546,7 +620,7 @@ assert alice == bob
 
 # %% [markdown]
 # *Symptom:* Alice's answers begin to speak of Bob's affairs. It is the worst kind of fault: no crash, no error, far from its
-# cause, and only under load. So the pool makes it loud, at the place where it happens:
+# cause, and only under load. So the engine's pool raises an error at the place where it happens:
 
 # %%
 blocks = careful.allocate(1)
@@ -560,10 +634,10 @@ assert careful.num_free == 4 and careful.allocate(1) != careful.allocate(1)
 # %% [markdown]
 # ## Find the bug
 #
-# A kernel, a function that runs on a GPU, writes each new key to its place in one flat array. All its tests pass: small
+# A kernel, which is a function that runs on a GPU, writes each new key to its place in one flat array. All its tests pass: small
 # pools, random tables, every block size. On a large card the server runs well for an hour. Then, when many requests run at
-# once, it dies of an illegal memory access; on some cards it does not die, and answers nonsense. A block of this model has
-# 480 × 576 numbers. To save bandwidth, block tables are 32-bit integers.
+# once, it dies of an illegal memory access; on some cards it does not die, but answers nonsense. A block of this model has
+# 480 × 576 numbers. To save bandwidth, the entries of block tables are 32-bit integers.
 
 # %%
 NUMBERS_PER_BLOCK = 480 * 576
@@ -575,6 +649,7 @@ def first_number_of(block_table):
 
 
 small_pool = np.array([5, 0, 99], dtype=np.int32)
+print("its test:", first_number_of(small_pool).tolist())
 assert list(first_number_of(small_pool)) == [5 * 276_480, 0, 99 * 276_480]
 
 # %% [markdown]
@@ -594,8 +669,8 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # <details><summary><b>The cause</b></summary>
 #
 # The product of two 32-bit integers is a 32-bit integer. From block 7768 on it would be 2³¹ or more; it wraps round and
-# becomes negative: the key is written far *before* the cache. Small pools never get there. vLLM had exactly this, with
-# exactly these numbers (pull request 47671). The table may stay in 32 bits; the block number has to become 64 bits wide
+# becomes negative: the key is written far *before* the cache. Small pools never get there. The table may stay in 32 bits; the block
+# number has to become 64 bits wide
 # *before* it is multiplied. In `minipaged`, `BlockTable.slots` returns `int64`, and the kernels widen each number as they
 # load it.
 #
@@ -627,16 +702,10 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # Not to the allocator. Reading may be a little faster in longer runs, but no request has to wait for two such blocks.
 # </details>
 #
-# <details><summary>5. Why is the free list a stack, and not a queue?</summary>
+# <details><summary>5. Nothing is reserved. Is there still a promise that a running request can be finished?</summary>
 #
-# Either is right. A stack hands out the block that was used last, which may still be in a fast cache of the machine; and
-# where the pool is never full, some blocks are never touched. Lesson 10 needs another order for blocks that are worth keeping.
-# </details>
-#
-# <details><summary>6. Nothing is reserved. Is there still a promise that a running request can be finished?</summary>
-#
-# Only a weaker one: alone it would fit (the engine refuses it at the door otherwise), and others can be made to give way
-# (lesson 11).
+# Only a weaker one: others can be made to give way until it is alone (lesson 11). Then it has the whole pool, and if even that is
+# too small, its answer ends there.
 # </details>
 
 # %% [markdown]
@@ -645,8 +714,8 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # - Equal blocks, taken when a token needs one: no room reserved for tokens to come, none for tokens that never come, no holes.
 # - What is left is the end of each last block: (B − 1)/2 slots, whatever the longest request may be.
 # - The place of token p is `table[p // B] * B + p % B`, where the table is a plain list of integers.
-# - Blocks of 16: large enough to be read fast, small enough to waste little.
-# - All or nothing; free once. An allocator that forgives turns a small mistake into somebody else's answer.
+# - Blocks of 16: large enough to keep tables short, small enough to waste little.
+# - All or nothing; free once. An allocator that overlooks a mistake gives one person's text to another.
 #
 # **Write it yourself:** [exercise 04](../exercises/04_block_table/04_block_table.ipynb), an allocator and a block table.
 #
@@ -661,4 +730,3 @@ assert 7767 * NUMBERS_PER_BLOCK < 2**31 <= 7768 * NUMBERS_PER_BLOCK
 # - T. Kilburn et al., *One-Level Storage System*, IRE Transactions on Electronic Computers, 1962: the Atlas computer, where
 #   paging begins.
 # - P. Denning, *Virtual Memory*, ACM Computing Surveys, 1970: why equal pieces end external fragmentation.
-# - The overflow: vLLM pull request 47671.

@@ -2,18 +2,17 @@
 # # 05 · Attention through the table
 #
 # The keys and values of a request now lie in [blocks](../docs/glossary.md#block), found through a
-# [block table](../docs/glossary.md#block-table), wherever there was room. Attention, as every textbook writes it, takes
-# *one matrix* of keys. This lesson brings the two together, in plain torch, and shows that scattering changes nothing.
+# [block table](../docs/glossary.md#block-table), wherever there was room. The attention of lesson 01 takes *one matrix* of keys.
+# This lesson brings the two together, in plain torch, and shows that scattering the blocks changes nothing.
 #
-# **You will be able to** write attention that reads through a block table, check it against three others that were written
-# differently, and say why what lies in unused memory must not matter, and how it could.
+# **You will be able to** write attention that reads through a block table, check it against implementations that were written
+# differently, and say why the contents of unused memory must not matter, and how they could.
 #
 # About 40 minutes. Runs in under a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from minipaged import AttentionBatch, BlockPool, BlockTable, KVSpec, KVStorage, load_model
 from minipaged.attention import get_backend
@@ -24,9 +23,8 @@ from coursekit.widgets import Stepper
 # %% [markdown]
 # ## The question
 #
-# For one query $q$, attention compares it with the keys of all earlier tokens and averages their values:
-#
-# $$\text{out} = \sum_i w_i v_i, \qquad w = \text{softmax}\left(\frac{q \cdot k_i}{\sqrt{d}}\right)$$
+# Recall attention: a query $q$ is compared with the keys $k_i$ of all tokens so far, and their values are averaged with the weights
+# $w = \text{softmax}(q \cdot k_i / \sqrt{d})$.
 #
 # The keys are in blocks, the blocks are scattered, the last block is only partly filled, and the memory in between belongs
 # to others. **What has to be read, and does it matter where it lies?**
@@ -34,21 +32,26 @@ from coursekit.widgets import Stepper
 # %% [markdown]
 # ## Your prediction
 #
-# A sequence has 100 tokens, in blocks of 16. Its blocks are spread over a pool of 24. How many of the pool's slots does
-# attention have to read? And when all blocks are shuffled to other places (and the table with them), by how much does the
-# output change at most, if it is around 1?
+# A sequence has 100 tokens, in blocks of 16, spread over a pool of 24 blocks.
+#
+# 1. How many of the pool's slots does attention have to read?
+# 2. All blocks are moved to other places, and their table with them. By how much does the output change at most, if its numbers are
+#    around 1?
+# 3. Now a mistake: the hundred keys, and their values with them, are read *in a wrong order*, and nothing restores it. By how much
+#    does the output change?
 
 # %%
 my_slots_read = None  # your guess
 my_largest_change = None  # your guess, for example 0.001
+my_change_in_disorder = None  # your guess
 
 # %% [markdown]
 # ## Measure
 #
 # ### One sequence, by hand
 #
-# Shapes as in SmolLM2: nine query heads on three KV heads, head size 64. Some keys and values, and the query of the last
-# token. First the textbook way, on plain contiguous tensors.
+# Shapes as in SmolLM2: nine query heads share three KV heads, head size 64. Take some keys and values, and the query of the last
+# token. First the textbook way, on plain contiguous tensors: lesson 01's three lines, for all heads at once.
 
 # %%
 device, _ = pick_device()
@@ -58,7 +61,6 @@ generator = torch.Generator().manual_seed(5)
 query = torch.randn(1, HEADS, SIZE, generator=generator).to(device)
 keys = torch.randn(LENGTH, KV_HEADS, SIZE, generator=generator).to(device)
 values = torch.randn(LENGTH, KV_HEADS, SIZE, generator=generator).to(device)
-
 
 # %%
 def textbook(query, keys, values):
@@ -70,6 +72,7 @@ def textbook(query, keys, values):
 
 
 expected = textbook(query, keys, values)
+print("output:", list(expected.shape), " largest number:", round(float(expected.abs().max()), 2))
 assert expected.shape == query.shape
 
 # %% [markdown]
@@ -103,22 +106,23 @@ layer.write(slots, keys, values)
 # %% [markdown]
 # And reading is indexing with the same slots: one line, and the textbook function as it was.
 
-
 # %%
 def gathered(layer, slots):
     """Keys and values of the given slots, in order: two tensors [tokens, kv heads, size]."""
     return layer.key.flatten(0, 1)[slots], layer.value.flatten(0, 1)[slots]
 
 
-assert torch.equal(textbook(query, *gathered(layer, slots)), expected)
+same = torch.equal(textbook(query, *gathered(layer, slots)), expected)
+print("equal to the last bit:", same)
+assert same
 
 # %% [markdown]
 # Not "nearly": equal, bit for bit. The gathered keys *are* the keys, in the same order.
 #
 # ### Which slots are read?
 #
-# Spoil the pool one slot at a time: replace the slot's key by NaN, and see whether the engine's own attention notices. (NaN
-# spoils whatever it touches: any sum or product with it is NaN.)
+# Spoil the pool one slot at a time: replace the slot's key by NaN, and see whether the engine's own attention notices. (Any sum
+# or product with NaN is NaN, so a slot that is read shows in the output.)
 
 # %%
 backend = get_backend("auto", device)
@@ -129,7 +133,9 @@ def engine_attention(layer, blocks):
     return backend.paged_attention(query, layer, batch, scale=SIZE**-0.5)
 
 
-assert torch.allclose(engine_attention(layer, mine.blocks), expected, atol=1e-5)
+difference = float((engine_attention(layer, mine.blocks) - expected).abs().max())
+print("the engine's attention agrees to five digits:", difference < 1e-5)
+assert difference < 1e-5
 
 # %%
 noticed = []
@@ -151,27 +157,28 @@ wrong_slots_read = {
 compare(my_slots_read, len(noticed), "slots read", wrong_slots_read)
 
 # %% [markdown]
-# Exactly one per token. Not the twelve empty places at the end of the last block, and nothing of anybody else's.
+# Exactly one per token: not the empty places at the end of the last block, and nothing that belongs to others.
 
 # %%
-assert len(mine.blocks) * BLOCK_SIZE - len(noticed) == 12
+unread = len(mine.blocks) * BLOCK_SIZE - len(noticed)
+print(unread, "slots of its own blocks are never read")
+assert unread == 12
 
 # %% [markdown]
 # ### Three oracles
 #
-# One implementation that agrees with itself proves little. The engine's attention is checked against three *oracles*:
-# implementations written in other ways, which need to be right, not fast.
+# One implementation that agrees with itself proves little. The engine's attention in plain torch, called *gather* because it
+# collects the keys through the table, is checked against three *oracles*: implementations that share no arithmetic with it.
 #
 # | | precision | how |
 # |:--|:--|:--|
-# | **dense** | float32 | torch's own `scaled_dot_product_attention` on contiguous tensors; knows no blocks |
+# | **dense** | float32 | the textbook function above, on contiguous tensors; knows no blocks |
 # | **reference** | float64 | loops over sequences, rows, heads and tokens; slow and obvious |
-# | **gather** | float32 | collects all keys of a batch through the tables, padded and masked |
+# | **C++** | float32 | reads each key where it lies; copies nothing (`minipaged/cpu`) |
 #
 # And not on one sequence but on a [ragged batch](../docs/glossary.md#ragged-batch): sequences of different lengths, laid end
-# to end. The lengths are one, an exact multiple of the block size, one more, many; once with every token a query (prefill),
-# once with the last token of each (decode). `AttentionBatch.build` is given each sequence's blocks, how many of its tokens are
-# queries, and how many it has in all (lesson 08 looks inside).
+# to end. Their lengths are one, an exact multiple of the block size, one more than that, and many. In *prefill* every token is a
+# query, in *decode* only the last token of each sequence. (Where there is no C++ compiler, the last oracle is gather itself.)
 
 # %%
 lengths = [1, 16, 17, 100, 128]
@@ -182,63 +189,58 @@ for n in lengths:
     count = -(-n // BLOCK_SIZE)
     block_lists.append(order[start : start + count])
     start += count
-
+print(block_lists)
 
 # %%
 def random_rows(count, heads):
     return torch.randn(count, heads, SIZE, generator=generator).to(device)
 
 
-batch = AttentionBatch.build(block_lists, lengths, lengths, BLOCK_SIZE, device)
-decode = AttentionBatch.build(block_lists, [1] * len(lengths), lengths, BLOCK_SIZE, device)
 all_keys, all_values = (random_rows(sum(lengths), KV_HEADS) for _ in range(2))
-backend.write_kv(batch_storage.layer(0), all_keys, all_values, batch.slot_mapping)
-queries = {"prefill": random_rows(sum(lengths), HEADS), "decode": random_rows(len(lengths), HEADS)}
-
+new_tokens = {"prefill": lengths, "decode": [1] * len(lengths)}  # queries of each sequence
+steps = {
+    phase: AttentionBatch.build(block_lists, new, lengths, BLOCK_SIZE, device)
+    for phase, new in new_tokens.items()
+}
+queries = {phase: random_rows(sum(new), HEADS) for phase, new in new_tokens.items()}
+backend.write_kv(batch_storage.layer(0), all_keys, all_values, steps["prefill"].slot_mapping)
 
 # %%
 def dense(query, new):
-    """Torch's attention, sequence by sequence; the last `new[i]` tokens of each are queries."""
-    outputs = []
-    starts = np.cumsum([0, *lengths]).tolist()
-    for q, start, n in zip(query.split(new), starts[:-1], lengths, strict=True):
-        k, v = (x[start : start + n].transpose(0, 1)[None] for x in (all_keys, all_values))
-        mask = torch.ones(len(q), n, dtype=torch.bool, device=device).tril(n - len(q))
-        q = q.transpose(0, 1)[None]  # [1, heads, queries, size]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        outputs.append(out[0].transpose(0, 1))
+    """The textbook, query by query; the last `new[i]` tokens of each sequence are queries."""
+    outputs, row, start = [], 0, 0
+    for n, rows in zip(lengths, new, strict=True):
+        for position in range(n - rows, n):  # a token sees itself and what comes before it
+            seen = slice(start, start + position + 1)
+            outputs.append(textbook(query[row : row + 1], all_keys[seen], all_values[seen]))
+            row += 1
+        start += n
     return torch.cat(outputs)
-
 
 # %%
 from minipaged.attention.reference import ReferenceBackend
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cpu.backend import CpuBackend
 
-others = {"reference": ReferenceBackend(), "gather": TorchBackend(), "C++": CpuBackend()}
+oracles = {"reference": ReferenceBackend(), "C++": CpuBackend()}
 errors = {}
-for phase, step, new in (("prefill", batch, lengths), ("decode", decode, [1] * len(lengths))):
-    args = (queries[phase], batch_storage.layer(0), step)
-    ours = backend.paged_attention(*args, scale=SIZE**-0.5)
-    answers = {
-        name: other.paged_attention(*args, scale=SIZE**-0.5) for name, other in others.items()
-    }
-    answers["dense"] = dense(queries[phase], new)
-    errors[phase] = {name: float((ours - answer).abs().max()) for name, answer in answers.items()}
-
-# %%
+for phase, step in steps.items():
+    arguments = queries[phase], batch_storage.layer(0), step
+    gather = TorchBackend().paged_attention(*arguments, scale=SIZE**-0.5)
+    answers = {"dense": dense(queries[phase], new_tokens[phase])}
+    for name, oracle in oracles.items():
+        answers[name] = oracle.paged_attention(*arguments, scale=SIZE**-0.5)
+    errors[phase] = {name: float((gather - answer).abs().max()) for name, answer in answers.items()}
 assert all(error < 1e-5 for by_name in errors.values() for error in by_name.values())
 
 # %% tags=["nbval-ignore-output"]
-print(f"backend here: {backend.name}")
 rows = [(name, *(f"{errors[phase][name]:.1e}" for phase in errors)) for name in errors["prefill"]]
-table(["largest difference to", *errors], rows)
+table(["largest difference to gather", *errors], rows)
 
 # %% [markdown]
 # ### Shuffle everything
 #
-# Move every block of the first pool to another place, and the table with it.
-
+# Prediction 2. Move every block of the first pool to another place, and the table with it.
 
 # %%
 def shuffled(seed):
@@ -249,18 +251,20 @@ def shuffled(seed):
         new[:, torch.from_numpy(new_place)] = old
     return other.layer(0), [int(new_place[block]) for block in mine.blocks]
 
-
 # %%
 before = engine_attention(layer, mine.blocks)
 changes = [float((engine_attention(*shuffled(seed)) - before).abs().max()) for seed in range(20)]
 assert set(changes) == {0.0}
-compare(my_largest_change, max(changes), "at most, in twenty shuffles")
+wrong_largest_change = {
+    1e-7: "that would be rounding; but the same numbers are added in the same order",
+    0.001: "nothing is approximated: the same numbers are added in the same order",
+}
+compare(my_largest_change, max(changes), "at most, in twenty shuffles", wrong_largest_change)
 
 # %% [markdown]
 # ## The picture
 #
-# A small pool, so that one can see each slot. Step through the shuffles: the upper row changes, the lower one does not.
-
+# A small pool, in which each slot can be seen. Step through the shuffles: the upper row changes, the lower one does not.
 
 # %%
 def draw(step):
@@ -269,7 +273,13 @@ def draw(step):
     return figure, f"block table {places}: fourteen keys in the order of their tokens"
 
 
-Stepper(8, draw, start=3)
+Stepper(
+    8,
+    draw,
+    start=3,
+    shows="Upper row: a pool of eight blocks with scattered keys. Lower row: the keys, gathered "
+    "in order.",
+)
 
 # %% [markdown]
 # ## Why
@@ -277,21 +287,28 @@ Stepper(8, draw, start=3)
 # **Why is it *exactly* the same?** Because the table restores the order before any arithmetic is done. The same numbers in the
 # same order give the same sum, to the last bit.
 #
-# **And if the order were not restored?** Attention is a sum over keys, and a sum does not care about order. Where a token
-# stands in the text is not in the *address* of its key: it was turned into the key itself, by the rotary embedding, before
-# the key was stored. So even a wrong order gives the right answer, up to rounding:
+# **And if the order is not restored?** That was prediction 3.
 
 # %%
 disorder = torch.randperm(LENGTH, generator=generator).to(device)
 jumbled = textbook(query, keys[disorder], values[disorder])
-assert torch.allclose(jumbled, expected, atol=1e-5)
+change = float((jumbled - expected).abs().max())
+why = "all keys are there, only in another order, and an average does not depend on the order"
+wrong_change = {0.1: why, 0.5: why, 1: why, 2: why}
+compare(my_change_in_disorder, round(change, 5), "to five digits", wrong_change)
+assert change < 1e-5
 
 # %% [markdown]
-# That is not a licence to mix things up. The causal mask does depend on order, when a step has several queries of one
-# sequence; and a wrong block in the table changes the *set* of keys. Kernels make use of the freedom: they take the keys in
-# pieces, in any order, and add the pieces up (lesson 07).
+# Nothing, up to rounding. Attention is an average over keys, and an average does not depend on their order. Then how does a model know
+# the order of words? Not from the *address* of a key: the position was turned into the key itself, by the rotary embedding, before
+# the key was stored.
+
+# %% [markdown]
+# That is no permission to mix things up. When a step has several queries of one sequence, the causal mask does depend on the order;
+# and a wrong block in the table changes the *set* of keys. But kernels make use of the freedom: they take the keys in pieces and
+# put the results together (lesson 07).
 #
-# **On the real model?** The same. Here it reads a text through a tidy table and through a random one.
+# **Does it hold for a whole model?** Here SmolLM2 reads a text through a tidy table and through random ones.
 
 # %%
 loaded = load_model("smollm2-135m", dtype=torch.float32, device=device)
@@ -308,42 +325,24 @@ def read_through(blocks):
     hidden = loaded.model(torch.tensor(token_ids, device=device), step, real, backend)
     return loaded.model.compute_logits(hidden[-1:])
 
-
 # %%
 tidy = read_through(list(range(64)))
 for seed in range(3):
-    assert torch.equal(read_through(np.random.default_rng(seed).permutation(64).tolist()), tidy)
+    places = np.random.default_rng(seed).permutation(64).tolist()
+    assert torch.equal(read_through(places), tidy)
+    print(f"blocks {places[:4]} …: the same logits, to the last bit")
 
 # %% [markdown]
 # **What does it cost?** Gathering *copies* every key and value, in every layer, at every step, only to read the copy once.
-# Code that looks the block up while it reads needs no copy. Lesson 06 writes it for a GPU. For a CPU it is there in C++
-# ([decode.cpp](../minipaged/cpu/csrc/decode.cpp)), and where a compiler is at hand `LLM` uses it instead of what you see here:
-# its folder, `minipaged/cpu`, puts a `CpuBackend` in the place of this `TorchBackend`. Lesson 12 opens that folder. (Without a
-# compiler both lines below gather.)
-
-# %% tags=["nbval-ignore-output"]
-import time
-
-long = 1024
-wide_pool = KVStorage(spec, 16 * long // BLOCK_SIZE, BLOCK_SIZE)
-for tensor in wide_pool.tensors:
-    tensor.normal_(generator=generator)
-scattered = np.random.default_rng(1).permutation(wide_pool.num_blocks).reshape(16, -1).tolist()
-wide = AttentionBatch.build(scattered, [1] * 16, [long] * 16, BLOCK_SIZE)
-wide_query = torch.randn(16, HEADS, SIZE, generator=generator)
-for name, way in (("gather", TorchBackend()), ("read in place", CpuBackend())):
-    best = float("inf")
-    for _ in range(8):
-        begin = time.perf_counter()
-        way.paged_attention(wide_query, wide_pool.layer(0), wide, scale=SIZE**-0.5)
-        best = min(best, time.perf_counter() - begin)
-    print(f"{name:14} {1000 * best:6.2f} ms for 16 sequences of {long} tokens, one layer")
+# Code that looks the block up while it reads needs no copy. Lesson 06 writes it for a GPU. For a CPU it exists in C++
+# ([decode.cpp](../minipaged/cpu/csrc/decode.cpp)), and where there is a compiler, `LLM` uses it instead of what you see here.
+# Lesson 12 opens that folder and measures the difference.
 
 # %% [markdown]
 # ## The code as it stands
 #
-# From positions to slots, for a whole step at once and without a loop over tokens (`minipaged/attention/batch.py`); and the
-# gather path for sequences with one query each: which slots to read, reading them, attending.
+# From positions to slots, for a whole step at once and without a loop over tokens; and gather for sequences with one query each:
+# which slots to read, reading them, attending. (`scale` in `gather` is for the small number formats of lesson 13.)
 
 # %%
 from minipaged.attention import batch as batch_module
@@ -353,16 +352,16 @@ show_source(batch_module.new_token_slots)
 show_source(torch_backend.plan_gather, torch_backend.gather, torch_backend.attend_gathered)
 
 # %% [markdown]
-# The padding is worth a look: `torch.where` in `plan_gather`. A shorter sequence is filled up to the longest by *repeating the
-# slot of its own first token*, never by reading whatever lies beyond its end. The mask, `visible`, then removes the repeats.
-# Why so careful, when the mask removes them anyway?
+# The padding is worth a look: `torch.where` in `plan_gather`. A shorter sequence is filled up to the length of the longest by
+# *repeating the slot of its own first token*, never by reading what lies beyond its end. The mask, `visible`, then gives the
+# repeats no weight. Why so careful, when they get no weight anyway?
 
 # %% [markdown]
 # ## What must hold
 #
 # | | if it does not |
 # |:--|:--|
-# | the output depends on live slots only | rare, random NaN; or somebody else's words |
+# | the output depends only on slots that hold a token of this sequence | rare, random NaN; or somebody else's words |
 # | moving a block and its table entry changes nothing | the answer depends on who came before |
 # | query head $h$ reads KV head $h$ ÷ (queries per KV head) | fluent nonsense |
 # | padding entries of the table are never followed | a crash, or worse, none |
@@ -376,7 +375,9 @@ for tensor in poisoned.tensors:
 poisoned.layer(0).write(slots, keys, values)
 not_mine = [block for block in range(NUM_BLOCKS) if block not in mine.blocks]
 padded_table = [*mine.blocks, *not_mine[:5]]
-assert torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
+unchanged = torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
+print("in a pool full of NaN the output is the same, to the last bit:", unchanged)
+assert unchanged
 
 # %% [markdown]
 # ## Find the bug
@@ -384,7 +385,6 @@ assert torch.equal(engine_attention(poisoned.layer(0), padded_table), before)
 # This one passed every test, ran well for days, and then answered a single request with nothing but NaN; the next day
 # another one. It reads whole blocks, as that is simplest, and gives the places after the last token a score of minus
 # infinity, so that their weight is zero.
-
 
 # %%
 def whole_blocks(query, layer, blocks, length):
@@ -397,7 +397,9 @@ def whole_blocks(query, layer, blocks, length):
     return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
 
 
-assert torch.allclose(whole_blocks(query, layer, mine.blocks, LENGTH), expected, atol=1e-5)
+right = torch.allclose(whole_blocks(query, layer, mine.blocks, LENGTH), expected, atol=1e-5)
+print("its test passes:", right)
+assert right
 
 # %% [markdown]
 # The weights of the places beyond the end are zero, exactly. **So how can what lies there matter? Decide first.**
@@ -412,8 +414,8 @@ assert answer.isnan().all()
 #
 # Zero times NaN is NaN. The weights are zero, but the *values* beyond the end are still multiplied and added. In fresh memory
 # they are zeros; in a recycled block they are whatever was there, and sometimes that is NaN or infinity: an overflow of some
-# other request, hours ago. Masking the scores is not enough. The values have to be masked as well, or, better, never read.
-# vLLM had this in its first kernels (pull request 936), flash-attention in another form (issue 1745). It is why the tests of
+# other request, hours ago. Masking the scores is not enough: the values have to be masked as well, or, better, never read.
+# vLLM had this in its first kernels (pull request 936), flash-attention in another form (issue 1745). This is why the tests of
 # this engine fill the pool with NaN before they do anything else.
 # </details>
 
@@ -451,7 +453,7 @@ assert answer.isnan().all()
 # ## Summary
 #
 # - Attention through a table is ordinary attention after one indexing step.
-# - What is read is exactly one slot for each token. Nothing else in the pool can be allowed to matter, not even times zero.
+# - Exactly one slot is read for each token. Nothing else in the pool may touch the result, not even multiplied by zero.
 # - Where blocks lie changes nothing, to the last bit, also on the real model.
 # - Position is in the key, not in the address.
 #

@@ -2,14 +2,14 @@
 # # 06 · A first Triton kernel
 #
 # Lesson 05 read keys through a [block table](../docs/glossary.md#block-table) by gathering: all keys are copied, and the
-# copy is read. A GPU should look each block up *while* it reads. What runs on a GPU is called a
+# copy is read. A GPU should look each block up *while* it reads. A function that runs on a GPU is called a
 # [kernel](../docs/glossary.md#kernel), and this lesson writes some in Triton, a language inside Python.
 #
-# **You will be able to** read a Triton kernel and run it without a GPU; check it against two implementations that were written
-# differently; compile it for a card that you do not have; and see in the compiler's listing whether it reads memory well.
+# **You will be able to** read a Triton kernel and run it without a GPU; write one with a two-dimensional tile, a mask and
+# scattered addresses; check it against implementations that were written differently; and compile it for a card that you do not have.
 #
-# About 50 minutes. Runs in under a minute on two CPU cores; a GPU is not used even where there is one. It needs Triton,
-# which exists for Linux and Windows: elsewhere, read along, the outputs are stored.
+# About 50 minutes. Runs in under a minute on two CPU cores; a GPU is not used even where there is one. It needs Triton, which
+# exists for Linux and Windows. On a Mac, read the stored outputs.
 
 # %%
 # Triton decides when it is imported whether it compiles or interprets, so this comes first.
@@ -18,11 +18,9 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This lesson runs on Linux and Windows, where Triton exists: read along here.")
+    raise SystemExit("This lesson needs Triton (Linux, Windows): read the stored outputs here.")
 
-import inspect
 import json
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,13 +31,13 @@ import triton
 import triton.language as tl
 
 from minipaged import AttentionBatch, KVSpec, KVStorage
-from coursekit.lesson import compare, say, show_source, table
+from coursekit.lesson import compare, show_source, table
 
 # %% [markdown]
 # ## The question
 #
-# A GPU runs many thousands of threads at once. Decode has a query for each sequence and head, keys for each token, and a
-# table that says where they are. **Who reads which key? And how can you trust the answer of a kernel, and say anything about
+# A GPU runs many thousands of threads at once. In decode there is a query for each sequence and head, there are keys for each token,
+# and a table says where they are. **Who reads which key? And how can you trust the answer of a kernel, and say anything about
 # its speed, on a machine without a GPU?**
 #
 # Triton's model has three words.
@@ -50,58 +48,56 @@ from coursekit.lesson import compare, say, show_source, table
 #   fixed when the kernel is compiled.
 # - A **[mask](../docs/glossary.md#mask)** says which lanes are real. The data rarely has a size that tiles fill exactly.
 #
-# There are no threads in it: the compiler divides a tile among the threads of its program.
+# Threads do not appear in it: the compiler divides each tile among the threads of its program.
 #
+
+# %% [markdown]
 # ## Your prediction
 #
-# 1. A thousand numbers are added in tiles of 256. How many lanes have nothing to do?
-# 2. Three sequences are decoded by a model with nine query heads, and each program takes one query head of one sequence. How
-#    many programs?
-# 3. A program has 128 threads. Its tile is 32 keys of 128 numbers of two bytes, and one instruction can bring a thread 16
-#    bytes. How many load instructions does a thread need for the keys of a tile?
+# 1. A thousand numbers are copied in tiles of 256. How many lanes have nothing to do?
+# 2. Without a GPU, kernels run in Triton's *interpreter*. Add 2.5 and 2 there, in bfloat16, a 16-bit number format that can hold
+#    both numbers and their sum exactly. What comes out?
+# 3. A kernel reads keys of 128 numbers of two bytes; two heads lie 128 numbers apart in memory. Now they are moved to 136 numbers
+#    apart, and everything else stays. How many times as many load instructions does the compiled kernel need for the same keys?
 
 # %%
 my_idle_lanes = None  # your guess
-my_programs = None  # your guess
-my_loads = None  # your guess
+my_sum = None  # your guess
+my_times_more_loads = None  # your guess
 
 # %% [markdown]
 # ## Measure
 #
-# ### The smallest kernel
+# ### First: copy a row
 #
-# Adding two vectors. A tensor given to a kernel arrives as a *pointer* to its first number. A pointer plus an array of
-# integers is an array of pointers, one for each lane, and `tl.load` reads them all.
-
+# A tensor given to a kernel arrives as a *pointer* to its first number. A pointer plus an array of integers is an array of
+# pointers, one for each lane. `tl.load` reads through all of them, `tl.store` writes through them.
 
 # %%
 @triton.jit
-def add_kernel(out_ptr, a_ptr, b_ptr, size, TILE: tl.constexpr):
+def copy_kernel(out_ptr, row_ptr, size, TILE: tl.constexpr):
     program = tl.program_id(0)  # which of the copies am I?
     lanes = program * TILE + tl.arange(0, TILE)  # the elements that are mine
     real = lanes < size  # the last tile reaches beyond the end
-    a = tl.load(a_ptr + lanes, mask=real, other=0.0)  # a lane that is not real gets `other`
-    b = tl.load(b_ptr + lanes, mask=real, other=0.0)
-    tl.store(out_ptr + lanes, a + b, mask=real)
-
+    row = tl.load(row_ptr + lanes, mask=real, other=0.0)  # a lane that is not real gets `other`
+    tl.store(out_ptr + lanes, row, mask=real)
 
 # %% [markdown]
-# When a kernel is started, its *grid* stands in square brackets: how many programs to start. No loop over programs is written
-# anywhere.
+# When a kernel is started, its [grid](../docs/glossary.md#grid) stands in square brackets: how many programs to start. There is no
+# loop over programs anywhere.
 
 # %%
 SIZE, TILE = 1000, 256
 generator = torch.Generator().manual_seed(6)
-a, b = torch.randn(2, SIZE, generator=generator)
-total = torch.empty(SIZE)
+row, copied = torch.randn(SIZE, generator=generator), torch.full((SIZE,), torch.nan)
 grid = (triton.cdiv(SIZE, TILE),)  # divided and rounded up
-add_kernel[grid](total, a, b, SIZE, TILE=TILE)
-assert torch.equal(total, a + b)
+copy_kernel[grid](copied, row, SIZE, TILE=TILE)
+print("programs:", grid[0], "  equal:", torch.equal(copied, row))
+assert torch.equal(copied, row)
 
 # %% [markdown]
-# It ran on this CPU, in Triton's *interpreter*: it executes the programs one after the other, each line of them with NumPy. Who
+# It ran on this CPU, in Triton's interpreter, which executes the programs one after the other, each of their lines with NumPy. Who
 # did what? Let every program sign its lanes.
-
 
 # %%
 @triton.jit
@@ -118,15 +114,14 @@ idle = len(programs) * TILE - int(lanes.sum())
 wrong_idle_lanes = {
     0: "a thousand is not a multiple of 256: the fourth tile is not full",
     232: "that is how many lanes of the last tile have work; the other 24 have none",
+    768: "that is three full tiles, which all have work",
 }
 compare(my_idle_lanes, idle, "idle lanes", wrong_idle_lanes)
 
 # %% [markdown]
 # ### What the mask is for
 #
-# Now without a mask. The thousand numbers are the front of a larger piece of memory; what lies beyond them belongs to somebody
-# else.
-
+# Now without a mask. The thousand numbers are the beginning of a larger piece of memory; what follows belongs to somebody else.
 
 # %%
 @triton.jit
@@ -138,17 +133,69 @@ def careless_kernel(out_ptr, TILE: tl.constexpr):
 memory = torch.zeros(len(programs) * TILE)
 mine, neighbour = memory[:SIZE], memory[SIZE:]
 careless_kernel[grid](mine, TILE=TILE)
+print("numbers of the neighbour that were overwritten:", int(neighbour.eq(1).sum()))
 assert mine.eq(1).all() and neighbour.eq(1).all() and len(neighbour) == idle
 
 # %% [markdown]
-# All idle lanes wrote, into numbers that are not ours, and nobody complained. A pointer does not know where its tensor ends.
+# All idle lanes wrote, into numbers that are not ours, and nothing complained. A pointer does not know where its tensor ends.
 #
-# ### Writing keys to their slots
+# ### Second: a two-dimensional tile
 #
-# The first kernel of the engine. One program for each new token looks up the token's slot in the
-# [slot mapping](../docs/glossary.md#slot-mapping) and writes all its KV heads there, as one tile. Three heads are not a power
-# of two, so heads have a mask too. Most of what it is given are *strides*: how far apart in memory two tokens, heads or
-# blocks lie.
+# The keys of one token are a matrix: three heads of 64 numbers. A tile can be two-dimensional too. Put an array of row numbers upright
+# (`[:, None]`) and an array of column numbers flat (`[None, :]`); their sum is a matrix of addresses. In NumPy, for rows of five:
+
+# %%
+print(np.arange(4)[:, None] * 5 + np.arange(4)[None, :])
+
+# %% [markdown]
+# Each row begins 5 places after the one above: such a distance is called a [stride](../docs/glossary.md#stride). And because tiles
+# are powers of two, three heads need a tile with four rows, and a mask that is two-dimensional as well.
+
+# %%
+@triton.jit
+def copy_heads_kernel(out_ptr, in_ptr, stride, HEADS: tl.constexpr, DIMS: tl.constexpr):
+    heads, dims = tl.arange(0, 4), tl.arange(0, 64)  # a tile of 4 x 64
+    real = (heads < HEADS)[:, None] & (dims < DIMS)[None, :]
+    places = heads[:, None] * stride + dims[None, :]
+    tl.store(out_ptr + places, tl.load(in_ptr + places, mask=real, other=0.0), mask=real)
+
+
+heads, copied = torch.randn(3, 64, generator=generator), torch.full((4, 64), torch.nan)
+copy_heads_kernel[(1,)](copied, heads, 64, HEADS=3, DIMS=64)
+print("three rows copied:", torch.equal(copied[:3], heads), "  fourth row:", copied[3, :3].tolist())
+assert torch.equal(copied[:3], heads) and copied[3].isnan().all()
+
+# %% [markdown]
+# ### Third: scatter to slots
+#
+# One program for each new token. It loads *one number*, the token's slot, and writes its matrix there. That is all that
+# [slot mapping](../docs/glossary.md#slot-mapping) asks of a kernel.
+
+# %%
+@triton.jit
+def scatter_kernel(
+    cache_ptr, key_ptr, slots_ptr, stride, HEADS: tl.constexpr, DIMS: tl.constexpr
+):
+    token = tl.program_id(0)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    heads, dims = tl.arange(0, 4), tl.arange(0, 64)
+    real = (heads < HEADS)[:, None] & (dims < DIMS)[None, :]
+    inside = heads[:, None] * DIMS + dims[None, :]  # within one token
+    key = tl.load(key_ptr + token * stride + inside, mask=real, other=0.0)
+    tl.store(cache_ptr + slot * stride + inside, key, mask=real)
+
+
+new_keys, cache = torch.randn(2, 3, 64, generator=generator), torch.full((10, 3, 64), torch.nan)
+scatter_kernel[(2,)](cache, new_keys, torch.tensor([7, 2]), 3 * 64, HEADS=3, DIMS=64)
+print("slots written:", (~cache.isnan()).all(dim=(1, 2)).nonzero().flatten().tolist())
+assert torch.equal(cache[[7, 2]], new_keys) and int((~cache.isnan()).sum()) == new_keys.numel()
+
+# %% [markdown]
+# ### The engine's kernel
+#
+# The engine's kernel is the third one, twice (for keys and values), with three additions: strides for everything, because keys and
+# values come as slices of larger tensors; sizes padded to powers of two; and `write_rows`, which scales the numbers when the cache has
+# one of the small formats of lesson 13 (`LARGEST` is the largest number of such a format). Read it from `token =` on.
 
 # %%
 from minipaged.attention.kernels.write_kv import write_kv_kernel, write_kv_launch
@@ -156,10 +203,9 @@ from minipaged.attention.kernels.write_kv import write_kv_kernel, write_kv_launc
 show_source(write_kv_kernel.fn)
 
 # %% [markdown]
-# `.to(tl.int64)` in its first line will matter further down. `write_rows` stores one tile; into a cache of a small number
-# format it first scales the numbers, so that the largest becomes `LARGEST`. Now three sequences, with SmolLM2's heads, in blocks
-# of four that are scattered over a pool of 24. The pool is filled with NaN first, so that we see all that is written, and
-# nothing else. A *launch* is a kernel, its grid and its arguments in one value, which can be run, or only compiled.
+# Now three sequences, with SmolLM2's heads, in blocks of four that are scattered over a pool of 24. The pool is filled with NaN
+# first, so that we see all that is written, and nothing else. A *launch* is a kernel, its grid and its arguments in one value. It can
+# be run, or only compiled.
 
 # %%
 HEADS, KV_HEADS, HEAD_SIZE = 9, 3, 64
@@ -175,7 +221,6 @@ def spoiled_layer(spec=spec):
     for tensor in storage.tensors:
         tensor.fill_(torch.nan)
     return storage.layer(0)
-
 
 # %%
 from minipaged.attention.torch_backend import TorchBackend
@@ -201,9 +246,54 @@ assert int((~layer.key.isnan()).all(dim=(2, 3)).sum()) == sum(LENGTHS) == launch
 #
 # ### Reading through the table
 #
-# The second kernel is [decode](../docs/glossary.md#decode): each sequence has one query token, and each of its query heads has
-# a program of its own. The program walks over the keys of its sequence, tile by tile. For each tile it looks up the blocks,
-# and reads the slots where they are. These two lines of arithmetic are all that paging asks of a kernel:
+# The other kernel is [decode](../docs/glossary.md#decode): each sequence has one query token, and each of its query heads has
+# a program of its own. First for a single sequence, short enough for one tile. You know every line: the slot formula of lesson 04,
+# the attention of lesson 01, and a mask.
+
+# %%
+@triton.jit
+def small_decode_kernel(
+    out_ptr, query_ptr, key_ptr, value_ptr, table_ptr, length, scale,
+    BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    DIMS: tl.constexpr, TILE: tl.constexpr,
+):
+    head = tl.program_id(0)
+    dims, positions = tl.arange(0, DIMS), tl.arange(0, TILE)
+    live = positions < length
+    query = tl.load(query_ptr + head * DIMS + dims)  # [DIMS]
+    blocks = tl.load(table_ptr + positions // BLOCK, mask=live, other=0).to(tl.int64)
+    slots = blocks * BLOCK + positions % BLOCK  # all lanes at once
+    places = (slots[:, None] * KV_HEADS + head // GROUP) * DIMS + dims[None, :]  # [TILE, DIMS]
+    keys = tl.load(key_ptr + places, mask=live[:, None], other=0.0)
+    values = tl.load(value_ptr + places, mask=live[:, None], other=0.0)
+    scores = tl.sum(keys * query[None, :], axis=1) * scale  # [TILE]
+    scores = tl.where(live, scores, float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, axis=0))
+    result = tl.sum(weights[:, None] * values, axis=0) / tl.sum(weights, axis=0)
+    tl.store(out_ptr + head * DIMS + dims, result)
+
+# %% tags=["nbval-ignore-output"]
+from minipaged.attention.reference import ReferenceBackend
+
+decode = AttentionBatch.build(block_lists, [1] * len(LENGTHS), LENGTHS, BLOCK_SIZE)
+query = torch.randn(len(LENGTHS), HEADS, HEAD_SIZE, generator=generator)
+scale = HEAD_SIZE**-0.5
+wanted = ReferenceBackend().paged_attention(query, layer, decode, scale=scale)
+for seq, length in enumerate(LENGTHS):
+    out, tile = torch.full((HEADS, HEAD_SIZE), torch.nan), triton.next_power_of_2(length)
+    small_decode_kernel[(HEADS,)](
+        out, query[seq], layer.key, layer.value, decode.block_tables[seq], length, scale,
+        BLOCK=BLOCK_SIZE, KV_HEADS=KV_HEADS, GROUP=HEADS // KV_HEADS, DIMS=HEAD_SIZE, TILE=tile,
+    )
+    error = float((out - wanted[seq]).abs().max())
+    print(f"{length:2} keys in a tile of {tile:2}: off by {error:.0e}")
+    assert torch.allclose(out, wanted[seq], atol=1e-5)
+
+# %% [markdown]
+# The other side of the comparison is the reference of [lesson 05](05_paged_attention.ipynb), which loops over tokens in float64.
+#
+# A long sequence does not fit one tile. So the engine's program walks over its keys, tile by tile. For each tile it looks up the
+# blocks and reads the slots where they are:
 
 # %%
 from minipaged.attention.kernels.addresses import look_up_blocks, slot_offsets
@@ -212,30 +302,19 @@ from minipaged.attention.kernels.decode import decode_kernel, decode_launch
 show_source(look_up_blocks.fn, slot_offsets.fn)
 
 # %%
-decode = AttentionBatch.build(block_lists, [1] * len(LENGTHS), LENGTHS, BLOCK_SIZE)
-query = torch.randn(len(LENGTHS), HEADS, HEAD_SIZE, generator=generator)
-scale = HEAD_SIZE**-0.5
 output = torch.full_like(query, torch.nan)
 launch = decode_launch(output, query, layer, decode, scale, tile=16)
-print("grid:", launch.grid)
-wrong_programs = {
-    3: "one a sequence would be three; here each query head of it has its own",
-    9: "that is one sequence; there are three of them",
-    12: "heads and sequences are multiplied, not added",
-}
-compare(my_programs, math.prod(launch.grid), "programs", wrong_programs)
-
-replace(launch, grid=(2, 1)).run()  # first only two of them: each does its own piece and no other
+print("grid:", launch.grid, "query heads and sequences")
+replace(launch, grid=(2, 1)).run()  # only two of the programs
 written = (~output.isnan()).all(dim=-1)  # [sequences, query heads]
+print("written by the first two:", written.nonzero().tolist())
 assert written.nonzero().tolist() == [[0, 0], [0, 1]]
 
 # %% [markdown]
-# Now all programs, checked against two other implementations: torch, which gathers, and the reference of
-# [lesson 05](05_paged_attention.ipynb), which loops over tokens in float64.
+# Each does its own piece and no other. Now all programs, checked against two other implementations: torch, which gathers, and the
+# reference.
 
 # %% tags=["nbval-ignore-output"]
-from minipaged.attention.reference import ReferenceBackend
-
 launch.run()
 references = {"torch": TorchBackend(), "reference, float64": ReferenceBackend()}
 errors = {
@@ -249,134 +328,61 @@ table(["largest difference to", "of the output"], [(k, f"{v:.1e}") for k, v in e
 # ### Compiled for a card that is not here
 #
 # The interpreter tells whether a kernel is right. It tells nothing about its speed. But Triton's compiler needs no GPU: it
-# can be told for which one to compile. Not in this process, which interprets; so another one compiles `decode`, for an
-# H100 (`sm_90`), with the heads of an 8-billion-parameter Llama, and prints the result.
+# can be told for which one to compile. This process interprets, so another one compiles `decode`, for an H100 with the heads of an
+# 8-billion-parameter Llama, and counts the load instructions in its innermost loop. Once with heads 128 numbers apart, once with
+# 136.
 
 # %%
 COMPILE = """
-import sys
+import json
 from dataclasses import replace
-from coursekit.aot.compile import compile_launch
 from coursekit.aot.cases import kernel_cases
+from coursekit.aot.compile import compile_launch
+from coursekit.aot.listing import Listing
 from minipaged.attention.targets import TARGETS
 
-target, stride = TARGETS["sm_90"], int(sys.argv[1])
+target, found = TARGETS["sm_90"], {}
 launch = next(case.launch for case in kernel_cases(target) if case.name == "decode")
-launch = replace(launch, args=launch.args | {"stride_head": stride})
-sys.stdout.write(compile_launch(launch, target).asm["ptx"])
+for stride in (128, 136):
+    moved = replace(launch, args=launch.args | {"stride_head": stride})
+    listing = Listing.parse(compile_launch(moved, target).asm["ptx"])
+    loads = [i.load_bytes for i in listing.within(listing.hot_loop) if i.load_bytes]
+    found[stride] = {size: loads.count(size) for size in set(loads) - {4}}  # 4: the block table
+print(json.dumps(found))
 """
-
-
-def compiling_process(*arguments):
-    """What another Python prints, one that compiles."""
-    environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-# %% [markdown]
-# It is [PTX](../docs/glossary.md#ptx), NVIDIA's assembly language. It has hundreds of lines, but we have few
-# questions: what is read in the innermost loop, how wide, and by which line of the kernel?
-
-# %%
-from coursekit.aot.listing import Listing, matrix_instructions
-
-
-def loads_of(listing):
-    """In the innermost loop: source line -> bytes of each load of global memory."""
-    found = {}
-    for instruction in listing.within(listing.hot_loop):
-        if instruction.load_bytes:
-            found.setdefault(instruction.source, []).append(instruction.load_bytes)
-    return found
-
-
-def line_of(function, text):
-    """(file, line number) of the line of a kernel that contains `text`."""
-    lines, first = inspect.getsourcelines(function.fn)
-    (offset,) = [i for i, line in enumerate(lines) if text in line]
-    return os.path.basename(inspect.getsourcefile(function.fn)), first + offset
-
-
-# %%
-listing = Listing.parse(compiling_process("-c", COMPILE, "128"))
-loads = loads_of(listing)
-LINES = {
-    "block table": line_of(look_up_blocks, "tl.load("),
-    "keys": line_of(decode_kernel, "tl.load(key_cache_ptr"),
-    "values": line_of(decode_kernel, "tl.load(value_cache_ptr"),
-}
-reads = {name: loads.pop(line) for name, line in LINES.items()}
-table(
-    ["in one turn of the loop", "loads", "bytes each"],
-    [(k, len(v), v[0]) for k, v in reads.items()],
+environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
+done = subprocess.run(
+    [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True
 )
-wrong_loads = {
-    64: "that is how many bytes each thread has to bring; one instruction brings 16 "
-        "of them",
-    32: "that would be one number of two bytes at a time; an instruction brings eight"
-        " of them",
-    512: "that is all threads together; each of the 128 has its share",
-}
-compare(my_loads, len(reads["keys"]), "loads", wrong_loads)
-
-assert set(reads["keys"]) == set(reads["values"]) == {16} and set(reads["block table"]) == {4}
-assert loads == {}  # nothing else is read in the loop
-THREADS, KEYS, NUMBERS, BYTES = 128, 32, 128, 2
-assert THREADS * sum(reads["keys"]) == KEYS * NUMBERS * BYTES
-
-# %% [markdown]
-# Every key and value comes in pieces of 16 bytes, the most that a load can bring a thread here, and no program reads one
-# twice. That is what we
-# wanted to know. Here are the lines themselves, the first of each kind, and what holds for all of them:
-
-# %% tags=["nbval-ignore-output"]
-loop, shown = listing.within(listing.hot_loop), []
-for instruction in loop:
-    kind = instruction.opcode.split(".")[0], instruction.source
-    if kind[0] in ("setp", "ld", "ex2", "cvt", "mad", "fma") and kind not in shown:
-        shown.append(kind)
-        where = "{}:{}".format(*instruction.source)
-        print(f"{listing.rows[instruction.row].strip().expandtabs(1):<68}  {where}")
-
-masked = [listing.rows[i.row].strip().startswith("@%p") for i in loop if i.load_bytes]
-assert len(masked) == sum(map(len, reads.values())) and all(masked)
-names = {instruction.opcode for instruction in loop}
-assert {"mad.lo.s64", "cvt.f32.bf16", "fma.rn.f32"} <= names
-assert any(name.startswith("ex2") for name in names)
-assert not matrix_instructions(loop)
-
-# %% [markdown]
-# You can read more of it than you might think. `setp.lt` compares: it makes the mask `%p`. A line that starts with `@%p`
-# is carried out only by threads where `%p` is true: **a mask costs no branch**. `ld.global.v4.b32` loads four times 32 bits.
-# `mad.lo.s64` multiplies block and stride, in 64 bits. `cvt.f32.bf16` widens a number, `fma` multiplies and adds, `ex2` is the
-# exponential of the softmax. There is no matrix instruction: a program with one query row has no matrices to multiply.
-#
-# Other cards, from the command that does this for every kernel of the engine, `minipaged kernels`. (A register is *spilled* when
-# a thread has more numbers at hand than registers: the rest go to memory and back.)
+found = {int(stride): by_size for stride, by_size in json.loads(done.stdout).items()}
 
 # %%
-CARDS = {"sm_75": "T4", "sm_90": "H100", "gfx942": "MI300X"}
-asked = [word for name in CARDS for word in ("--target", name)]
-printed = compiling_process("-m", "minipaged", "kernels", "--json", "--kernel", "decode", *asked)
-reports = {report["target"]: report for report in json.loads(printed)}
-table(
-    ["card", "bytes of a load of keys", "bytes of spilled registers"],
-    [
-        (f"{CARDS[name]} ({name})", report["load_bytes"]["key_cache_ptr"], report["spill_bytes"])
-        for name, report in reports.items()
-    ],
-)
-for report in reports.values():
-    assert set(report["load_bytes"].values()) == {16} and report["spill_bytes"] == 0
+rows = [(str(n), *next(iter(by_size.items()))) for n, by_size in found.items()]
+table(["numbers between two heads", "bytes of a load", "loads of keys and values"],
+      [(distance, int(size), count) for distance, size, count in rows])
+(near,), (far,) = found[128].values(), found[136].values()
+wrong_times_more_loads = {
+    1: "the bytes are the same, but the compiler does not know that they still lie well",
+    2: "more than that: each load now brings one number instead of eight",
+}
+compare(my_times_more_loads, far / near, "times as many loads", wrong_times_more_loads)
+assert list(found[128]) == ["16"] and list(found[136]) == ["2"] and far == 8 * near
+assert 136 * 2 % 16 == 0  # they would lie well
 
 # %% [markdown]
-# How fast it is has to be measured on a card; lesson 07 shows what has been recorded.
+# The same bytes, in eight times as many instructions. 16 bytes is the most that one load can bring a thread here, and the compiler
+# uses such loads only where it *knows* that every address is a multiple of 16 bytes. The keys would even lie so with 136 numbers
+# between them; but all that the compiler is told of a stride is whether it is a multiple of 16 *numbers*. In the engine's cache all
+# strides are multiples of the head size, so a head size that is a multiple of 16 is enough. The answers are the same either way:
+# only the compiler's listing shows it. ([Reading a compiler's listing](extra/06_reading_a_listing.ipynb) goes through it line by line,
+# for three cards.)
 #
+# How fast the kernel is has to be measured on a card; lesson 07 shows what has been recorded.
+
+# %% [markdown]
 # ## The picture
 #
-# The programs of the decode launch above. Each strip is a program, here one of them in blue; each piece of it is a tile, pale
+# The programs of the decode launch above. Each bar is a program, and here one of them is blue. Each piece of a bar is a tile, pale
 # where lanes have nothing to do.
 
 # %%
@@ -389,14 +395,17 @@ figure = program_grid(LENGTHS, num_heads=HEADS, queries_per_kv=3, tile=16, chose
 tiles = [triton.cdiv(n, 16) for n in LENGTHS]
 show(
     figure,
-    f"{math.prod(launch.grid)} programs; sequences of {LENGTHS} keys take {tiles} tiles each",
+    f"{len(LENGTHS) * HEADS} programs as horizontal bars, nine for each sequence. Sequences of "
+    f"{LENGTHS} keys take {tiles} tiles; the last tile of each is partly pale.",
 )
+print(len(LENGTHS) * HEADS, "programs")
 
 # %% [markdown]
-# Two things catch the eye. The programs are unequal: a long sequence keeps its programs busy while the others have ended.
-# And three neighbours read the same [KV head](../docs/glossary.md#gqa), each for itself. Lesson 07 does something about both.
+# Two things catch the eye. The programs are unequal: those of a long sequence are still at work when the others have ended. And three
+# neighbours read the same [KV head](../docs/glossary.md#gqa), each for itself. Lesson 07 does something about both.
 #
-# Now one program, step by step, on smaller numbers: blocks of 4, tiles of 8, 18 keys.
+# Now one program, step by step, on smaller numbers: blocks of 4, tiles of 8, 18 keys. Blue is the tile being read; dark grey are the
+# other keys of this sequence, pale grey the slots of others.
 
 # %%
 TABLE, KEYS_SEEN, LANES = [7, 2, 4, 0, 5], 18, 8
@@ -412,7 +421,12 @@ def draw(step):
     return figure, f"positions {live[0]} to {live[-1]} are read from slots {slots}"
 
 
-Stepper(triton.cdiv(KEYS_SEEN, LANES), draw, start=1)
+Stepper(
+    triton.cdiv(KEYS_SEEN, LANES),
+    draw,
+    start=1,
+    shows="A tile of eight lanes, and a pool of nine blocks with the slots that the lanes read.",
+)
 
 # %% [markdown]
 # ## Why
@@ -426,29 +440,14 @@ for tile in (4, 8, 16, 32):
     answer = torch.empty_like(query)
     decode_launch(answer, query, layer, decode, scale, tile=tile).run()
     by_tile.append(answer)
+    print(f"tile of {tile:2}: the same answer", torch.allclose(answer, output, atol=1e-5))
 assert all(torch.allclose(answer, output, atol=1e-5) for answer in by_tile)
 
 # %% [markdown]
-# **Why 16 bytes at a time?** Because the compiler *knows* that it may. It was told that the cache begins at a multiple of 16
-# bytes and that the strides are multiples of 16 numbers. Compile it once more, with heads that lie 136 numbers apart:
-
-# %%
-apart = loads_of(Listing.parse(compiling_process("-c", COMPILE, "136")))[LINES["keys"]]
-print(len(apart), "loads of", apart[0], "bytes each")
-assert set(apart) == {2} and sum(apart) == sum(reads["keys"])
-assert 136 * BYTES % 16 == 0 and 136 % 16 != 0
-
-# %% [markdown]
-# The same bytes, in eight times as many instructions. They would even lie at multiples of 16 bytes; but all that the
-# compiler is told of a stride is whether it is a multiple of 16. In the engine's cache all strides are multiples of the head
-# size, so a head size that is a multiple of 16 is enough. The answers are the same either way: only the listing tells.
-#
-# **Why `exp2` in the code, where softmax has $e^x$?** The hardware has a power of two, `ex2`. $e^x = 2^{x \log_2 e}$, and the
-# factor is put into the scale, once, outside the loop.
-#
-# **Why does it keep a maximum, and change it?** The softmax needs the largest score to stay in range, and a program that sees
-# its keys tile by tile does not know it yet. So it takes the largest *so far* and rescales when a larger one comes: the
-# [online softmax](../docs/glossary.md#online-softmax), a subject of lesson 07.
+# **Why does the engine's kernel keep a maximum, and change it?** Softmax subtracts the largest score, so that no exponential
+# overflows. A program that sees its keys tile by tile does not know the largest score yet. So it takes the largest *so far*, and
+# rescales what it has added up when a larger one comes: the [online softmax](../docs/glossary.md#online-softmax), a subject of
+# lesson 07. (And it computes $2^x$ instead of $e^x$, which is one instruction on a GPU; the factor between them is in `log2_scale`.)
 #
 # ## The code as it stands
 #
@@ -459,16 +458,16 @@ show_source(decode_kernel.fn, decode_launch)
 
 # %% [markdown]
 # Read it with four questions. Which lines depend on the program's number? Which lanes are masked, and what do they get? Where
-# does a table entry become an address? What is kept from one tile to the next?
+# does an entry of the table become an address? What is kept from one tile to the next?
 #
 # ## What must hold
 #
 # | | if it does not |
 # |:--|:--|
-# | a lane that is not real reads nothing and writes nothing | the neighbour's memory, or a crash |
-# | every masked load says what masked lanes get | right in the interpreter, random on a GPU |
+# | a lane that is not real reads nothing and writes nothing | the neighbour's memory is changed, or a crash |
+# | what masked lanes get is defined wherever it is used | right in the interpreter, random on a GPU |
 # | tile size and block size do not change the answer | wrong for one length in many |
-# | ids are widened before they are multiplied | wrong in large pools only |
+# | block numbers are widened before they are multiplied | wrong in large pools only (lesson 04's bug) |
 # | the interpreter and the GPU agree | tests that prove nothing |
 #
 # The first row: the pool is still full of NaN where nothing was written, and no answer had one. Fill those places with something
@@ -480,20 +479,27 @@ for ours, theirs in ((refilled.key, layer.key), (refilled.value, layer.value)):
     ours.copy_(theirs.nan_to_num(1e4))
 again = torch.empty_like(query)
 decode_launch(again, query, refilled, decode, scale, tile=16).run()
+print("the same to the last bit:", torch.equal(again, output))
 assert torch.equal(again, output) and not output.isnan().any()
 
 # %% [markdown]
-# The last row does *not* hold. Add 2.5 and 2 with our own kernel, in two number formats of 16 bits:
-
+# The last row does *not* hold. Add 2.5 and 2, in two number formats of 16 bits:
 
 # %%
+@triton.jit
+def add_kernel(out_ptr, a_ptr, b_ptr):
+    tl.store(out_ptr, tl.load(a_ptr) + tl.load(b_ptr))
+
+
 def added(dtype):
     a, b, out = (torch.tensor([x], dtype=dtype) for x in (2.5, 2.0, 0.0))
-    add_kernel[(1,)](out, a, b, 1, TILE=1)
+    add_kernel[(1,)](out, a, b)
     return out
 
 
 print("float16:", float(added(torch.float16)), "  bfloat16:", float(added(torch.bfloat16)))
+wrong_sum = {4.5: "a GPU would say so; the interpreter does not"}
+compare(my_sum, round(float(added(torch.bfloat16)), 6) + 0.0, "to six digits", wrong_sum)
 assert added(torch.float16) == 4.5
 bits = torch.tensor([2.5, 2.0], dtype=torch.bfloat16).view(torch.int16)
 assert torch.equal((bits[0] + bits[1]).view(torch.bfloat16), added(torch.bfloat16)[0])
@@ -501,8 +507,8 @@ assert torch.equal((bits[0] + bits[1]).view(torch.bfloat16), added(torch.bfloat1
 # %% [markdown]
 # No error, no warning. NumPy has no bfloat16, so the interpreter keeps the *bit patterns*, as integers, and adds those, as
 # the last line has shown. A GPU would say 4.5. So a test in bfloat16 can fail here for a right kernel, or pass for a wrong
-# one. The two kernels above widen what they load to float32 at once. Then the interpreter is right in bfloat16 as well, as far
-# as the format goes:
+# one. The engine's kernels convert what they load to float32 at once. Then the interpreter is right in bfloat16 as well, within the
+# precision of that format:
 
 # %%
 narrow = spoiled_layer(replace(spec, dtype=torch.bfloat16))
@@ -511,92 +517,78 @@ for ours, theirs in ((narrow.key, layer.key), (narrow.value, layer.value)):
 narrow_query, answer = query.bfloat16(), torch.empty_like(query, dtype=torch.bfloat16)
 decode_launch(answer, narrow_query, narrow, decode, scale).run()
 wanted = ReferenceBackend().paged_attention(narrow_query, narrow, decode, scale=scale)
-assert float((answer.float() - wanted.float()).abs().max()) < 2e-2
+error = float((answer.float() - wanted.float()).abs().max())
+print("decode in bfloat16 agrees to two digits:", error < 2e-2)
+assert error < 2e-2
 
 # %% [markdown]
 # ## Find the bug
 #
-# Another engine keeps all layers of a block side by side, so that one copy moves a block. For months its kernel was
-# right. Then it was moved to a larger card, with a larger pool. In the morning all was well. In the evening, with the pool
-# nearly full, some requests answered nonsense, and once the process died of an illegal memory access. Here is how the kernel
-# finds its slots, alone; and its test, which has always passed: any blocks of a pool of a thousand, with thirty layers of
-# SmolLM2.
-
+# A colleague writes her own small kernel, for one head and keys that lie in order, and takes a tile that holds the whole sequence. It
+# passes its tests: sequences of 8, 16, 32 and 64 keys, with random numbers, against the reference. In service, the answers to some
+# requests are slightly off, and to others they are right. There is no NaN, and no crash.
 
 # %%
 @triton.jit
-def places_kernel(
-    out_ptr, block_table_ptr, length, stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+def whole_tile_kernel(
+    out_ptr, query_ptr, key_ptr, value_ptr, length, DIMS: tl.constexpr, TILE: tl.constexpr
 ):
-    positions = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    real = positions < length
-    blocks = tl.load(block_table_ptr + positions // BLOCK_SIZE, mask=real, other=0)
-    offsets = blocks * stride + positions % BLOCK_SIZE * 192  # 192: three KV heads of 64 numbers
-    tl.store(out_ptr + positions, offsets, mask=real)
-
+    dims, positions = tl.arange(0, DIMS), tl.arange(0, TILE)
+    live = positions < length
+    places = positions[:, None] * DIMS + dims[None, :]
+    query = tl.load(query_ptr + dims)
+    keys = tl.load(key_ptr + places, mask=live[:, None], other=0.0)
+    values = tl.load(value_ptr + places, mask=live[:, None], other=0.0)
+    scores = tl.sum(keys * query[None, :], axis=1)  # [TILE]
+    weights = tl.exp(scores - tl.max(scores, axis=0))
+    result = tl.sum(weights[:, None] * values, axis=0) / tl.sum(weights, axis=0)
+    tl.store(out_ptr + dims, result)
 
 # %%
-def places_of(kernel, blocks, block_size, stride):
-    """Where each token of a sequence begins in the cache, counted in numbers."""
-    length = len(blocks) * block_size
-    out = torch.empty(length, dtype=torch.int64)
-    block_table = torch.tensor(blocks, dtype=torch.int32)
-    grid = (triton.cdiv(length, 1024),)
-    kernel[grid](out, block_table, length, stride, BLOCK_SIZE=block_size, TILE=1024)
+def attend(query, keys, values):
+    """What her kernel says: one query [dims], keys and values [length, dims]."""
+    out, length = torch.empty_like(query), len(keys)
+    tile = triton.next_power_of_2(length)
+    whole_tile_kernel[(1,)](out, query, keys, values, length, DIMS=len(query), TILE=tile)
     return out
 
 
-STRIDE = 30 * 16 * 3 * 64  # layers, tokens, KV heads, numbers: what lies between two blocks
-blocks = np.random.default_rng(7).permutation(1000)[:100].tolist()
-expected = [block * STRIDE + offset * 192 for block in blocks for offset in range(16)]
-assert places_of(places_kernel, blocks, 16, STRIDE).tolist() == expected
+passed = []
+for length in (8, 16, 32, 64):
+    q = torch.randn(16, generator=generator)
+    k, v = torch.randn(2, length, 16, generator=generator)
+    right = (k @ q).softmax(dim=0) @ v
+    passed.append(torch.allclose(attend(q, k, v), right, atol=1e-5))
+print("her tests pass:", passed)
+assert all(passed)
 
 # %% [markdown]
-# **What is wrong, and how many blocks does it work for? Decide first.**
+# Now a sequence of three keys that are all zero, so that every key has the same score, and values that are all 1. The average of
+# three ones is 1. **What does her kernel say, and why?**
 
 # %%
-my_right_blocks = None  # your guess
+my_average = None  # your guess
 
 # %%
-many = list(range(40_000))
-found = places_of(places_kernel, many, 1, STRIDE)  # one token each
-right = torch.tensor(many) * STRIDE
-first_bad = int((found != right).nonzero()[0])
-print(
-    f"block {first_bad} begins at {int(right[first_bad])}, the kernel says {int(found[first_bad])}"
-)
-compare(my_right_blocks, first_bad, "blocks are right")
+average = float(attend(torch.ones(16), torch.zeros(3, 16), torch.ones(3, 16))[0])
+wrong_average = {
+    1: "the idle lane has a score too, and it is not minus infinity",
+    0: "the three real lanes do count",
+}
+compare(my_average, average, "where 1 is right", wrong_average)
+assert average == 3 / 4
 
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# Entries of a block table are 32-bit integers, and so is a stride. Their product is one too, and wraps around at $2^{31}$, to
-# a *negative* place. The pool of the test was too small to get there. With two bytes for each number that takes only some
-# gigabytes of keys, which many cards have room for. In the morning the pool handed out low blocks; in the evening the high
-# ones were in use.
+# The tile has four lanes. The idle one gets a key of zero (`other=0.0`), so its *score* is 0, and 0 is an ordinary score: it has
+# a weight like any other. Its value is zero, so it adds nothing to the sum but counts in the denominator: three ones over four. Where
+# the real scores are large, idle lanes hardly weigh, and the answer is nearly right. Where a sequence fills its tile, there are no
+# idle lanes, and all lengths in the test were powers of two.
 #
-# It is the overflow of lesson 04, now inside a kernel (there, with blocks 276 480 numbers apart, it began at block 7768). The
-# cure is one word: widen the id *before* multiplying. Widening the product comes too late.
+# A mask on a load says what is *read*. What a lane then does with it must be masked as well: a score that is not real has to be minus
+# infinity. That is the line `tl.where(live, …, float("-inf"))` in both kernels above.
 # </details>
-#
-# The proof, and the engine's own arithmetic, which you read above, at the same blocks:
-
-
-# %%
-@triton.jit
-def widened_places_kernel(
-    out_ptr, block_table_ptr, length, stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
-):
-    positions = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    blocks = look_up_blocks(block_table_ptr, positions, length, BLOCK_SIZE)
-    offsets = slot_offsets(blocks, positions, stride, 192, BLOCK_SIZE)
-    tl.store(out_ptr + positions, offsets, mask=positions < length)
-
-
-assert torch.equal(places_of(widened_places_kernel, many, 1, STRIDE), right)
-assert first_bad == math.ceil(2**31 / STRIDE) and found[first_bad] == right[first_bad] - 2**32
-assert math.ceil(2**31 / 276_480) == 7768
-say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} GiB in 16 bits.")
 
 # %% [markdown]
 # ## Check yourself
@@ -604,12 +596,12 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 # <details><summary>1. A head has 80 numbers. What does a tile for it look like, and what happens in a write kernel without a mask?</summary>
 #
 # 128 lanes, the next power of two, of which 48 are idle. Without a mask those write into the next head: the answer is
-# fluent and wrong, and may differ from run to run, as nothing says which of the two writes comes last.
+# fluent and wrong, and may differ from run to run, as it is not defined which of the two writes comes last.
 # </details>
 #
 # <details><summary>2. Why is a masked load that does not say <code>other=</code> a trap?</summary>
 #
-# The interpreter gives masked lanes 0; a GPU may give anything. The test passes, the card does not.
+# The interpreter gives masked lanes 0; a GPU may give anything. The test passes here, and the kernel fails on the card.
 # </details>
 #
 # <details><summary>3. The last tile of a program has 5 live lanes of 32. What do the other 27 cost?</summary>
@@ -635,8 +627,9 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 # - A kernel is written for one program: its number, its tile, its mask. The grid says how many there are.
 # - `write_kv` has a program for each token, `decode` one for each sequence and query head.
 # - Each lane looks up its own block, so tile and block are independent.
-# - The interpreter shows whether a kernel is right, except in bfloat16; the compiler's listing shows how it reads, without a
-#   card. How fast it is, only a card shows.
+# - The interpreter shows whether a kernel is right, except in bfloat16. The compiler's listing shows how it reads memory, without
+#   a card. Only a card shows how fast it is.
+# - Lanes that are not real have to be masked twice: when they read, and when their scores count.
 # - Addresses are computed in 64 bits, from the first multiplication on.
 #
 # **Write it yourself:** [exercise 06](../exercises/06_write_kv/06_write_kv.ipynb), a kernel that writes keys and values.
@@ -651,4 +644,3 @@ say(f"The keys of {first_bad} blocks take {first_bad * STRIDE * 2 / 2**30:.1f} G
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180), section 5.1: kernels.
 # - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018,
 #   [arXiv:1805.02867](https://arxiv.org/abs/1805.02867).
-# - NVIDIA, [*PTX ISA*](https://docs.nvidia.com/cuda/parallel-thread-execution/): the instructions of the listing.

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 07 · A fast decode kernel
 #
-# Lesson 06 wrote a decode [kernel](../docs/glossary.md#kernel) that is right. This lesson asks whether it is fast, and
-# begins with the question that comes before: how fast *can* it be? Two numbers of a card answer that. Then the kernel
-# is changed twice, and each change follows from counting.
+# Lesson 06 wrote a decode [kernel](../docs/glossary.md#kernel) that is right. Is it fast? To answer that we need to
+# know how fast it *can* be, and two numbers of a card tell. Then the kernel is changed twice, and each change follows
+# from counting.
 #
-# **You will be able to** say how long a [decode](../docs/glossary.md#decode) step takes at least on a card you have
-# never seen, take a softmax in one pass and in pieces, and find out why a card with nothing wrong stands idle.
+# **You will be able to** compute the shortest time of a [decode](../docs/glossary.md#decode) step on a card you have
+# never seen, take a softmax in one pass and in pieces, and explain why a healthy card stands idle.
 #
-# About 50 minutes. Runs in half a minute on two CPU cores, without a GPU: kernels run in Triton's interpreter, and are
-# compiled for a card that is not there. It needs Triton, which exists for Linux and Windows: elsewhere, read along, the
-# outputs are stored.
+# About 50 minutes. Runs in half a minute on two CPU cores, without a GPU: kernels run in Triton's interpreter, and one
+# is compiled for a card that is not there. Triton exists for Linux and Windows; elsewhere, read along: the outputs are
+# stored.
 
 # %%
 import importlib.util
@@ -22,7 +22,6 @@ if importlib.util.find_spec("triton") is None:
 import json
 import subprocess
 import sys
-import time
 
 import ipywidgets
 import numpy as np
@@ -42,36 +41,36 @@ from coursekit.widgets import Explorable
 # %% [markdown]
 # ## The question
 #
-# A kernel takes 300 microseconds. Is that good? Nobody can say who does not know what the card had to do. So the
-# question is: **what must a decode step do at least, and how long does the card need for that?** Everything above is
-# ours to remove.
+# A kernel takes 300 microseconds. Is that good? That depends on what the card had to do. So the question is: **what
+# must a decode step do at the very least, and how long does the card need for it?** Any time beyond that can be saved.
 #
-# The step of this lesson: one layer of attention of Llama 3 8B (32 query heads on 8 KV heads of size 128, 16 bits),
-# on an H200. Its data sheet has the two numbers: memory is read at 4.8 TB/s, and the tensor cores do 989 TFLOP/s
-# (10¹² multiplications or additions a second) in 16 bits.
+# The step of this lesson: one layer of attention of Llama 3 8B (32 query heads on 8 KV heads of size 128, 16 bits), on
+# an H200. Its data sheet has the two numbers: it reads memory at 4.8 TB/s, and its [tensor
+# cores](../docs/glossary.md#tensor-core), the units that multiply small matrices, do 989 TFLOP/s (10¹² multiplications
+# or additions a second) in 16 bits.
 
 # %% [markdown]
 # ## Your prediction
 #
-# 1. 32 conversations of 4096 tokens each get their next token. How many microseconds does the layer's attention take
-#    at least?
-# 2. The kernel of lesson 06 has one [program](../docs/glossary.md#program) for each query head. How often does it
-#    read each key of this layer?
-# 3. An H200 has 132 [multiprocessors](../docs/glossary.md#multiprocessor). *One* conversation of 32 768 tokens, one
-#    program for each KV head: what percentage of the multiprocessors' time is used?
+# 1. Tensor cores take at least 16 rows at a time. In SmolLM2 three query heads share a KV head, so three rows are
+#    padded to 16. How many percent longer does decode attention take on an H200 because of the thirteen empty rows?
+# 2. The kernel of lesson 06 reads each key of Llama 3 four times, once for each query head that shares it. A better
+#    one reads it once. How many times faster is that for *one* conversation of 32 768 tokens on an H200?
+# 3. The same conversation is cut into 64 parts that can be computed side by side. How many times sooner is it done?
 
 # %%
-my_microseconds = None  # your guess
-my_reads_of_each_key = None  # your guess
-my_percent_used = None  # your guess
+my_percent_longer = None  # your guess
+my_gain_of_reading_once = None  # your guess
+my_gain_of_64_parts = None  # your guess
 
 # %% [markdown]
 # ## Measure
 #
 # ### Bytes and operations
 #
-# A decode step reads every key and every value of every conversation once. It also reads a query and writes an output
-# for each conversation. Each query head multiplies and adds once per number of a key, and once per number of a value.
+# A decode step reads every key and every value of every conversation once. For each conversation it also reads a query
+# and writes an output. Each query head multiplies and adds once for every number of a key, and once for every number of
+# a value.
 
 # %%
 HEADS, KV_HEADS, SIZE, BYTES = 32, 8, 128, torch.bfloat16.itemsize
@@ -99,16 +98,15 @@ assert 3.99 < intensity < 4 == HEADS // KV_HEADS
 
 # %% [markdown]
 # That quotient is called [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Contexts and batch have
-# cancelled out of it. In 16 bits it is the number of query heads per KV head, and nothing else: a key is two bytes a
-# number, and each of its query heads does two operations with it.
+# cancelled out. In 16 bits it is the number of query heads per KV head, and nothing else: each number of a key is two
+# bytes, and each query head does two operations with it.
 #
 # ### The two numbers of a card
 #
-# A card has its own quotient: operations per second over bytes per second. It says how many operations the card could
-# do in the time it takes to read one byte. A kernel below it waits for memory. A kernel above it waits for
-# arithmetic. The numbers are those of the vendors' data sheets.
-#
-# Reading and arithmetic go on at the same time, so a step takes the *larger* of the two times.
+# A card has such a quotient too: operations per second over bytes per second. It says how many operations the card
+# could do while it reads one byte. A kernel below it waits for memory, a kernel above it waits for arithmetic. Reading
+# and arithmetic go on at the same time, so a step takes the *longer* of the two times. (The numbers are those of the
+# vendors' data sheets.)
 
 # %%
 CARDS = {  # bytes per second; operations per second, dense products in 16 bits
@@ -129,84 +127,34 @@ table(["", "operations per byte", "reading, µs", "arithmetic, µs"], rows)
 
 bandwidth, flops = CARDS["H200"]
 floor = step_bytes / bandwidth
+say(f"""
+    On the H200 this layer cannot take less than **{1e6 * floor:.0f} µs**: {step_bytes / 1e6:.0f} MB
+    at {bandwidth / 1e12} TB/s.
+""")
 assert 111e-6 < floor < 113e-6
-compare(my_microseconds, round(1e6 * floor), "microseconds at least")
 
 # %% [markdown]
 # It is the reading, on every card, by a factor of more than thirty. Decode is **bound by memory**: its time is its
 # bytes over the bandwidth.
 #
-# The same in the whole model: a decode step also reads all weights, once for the batch. Where do the milliseconds go?
+# And the whole model? A decode step also reads all weights, once for the whole batch.
 
 # %%
-from minipaged.config import ModelConfig
-from minipaged.memory import count_parameters
-
-llama = ModelConfig(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_query_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_size=SIZE,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-)
-weights = count_parameters(llama) * BYTES
-kv = {batch: 32 * spec.bytes_per_token * 4096 * batch for batch in (1, 8, 32, 128)}
+weights = 8.03e9 * BYTES  # Llama 3 8B has 8.03 billion parameters
+kv = {batch: 32 * spec.bytes_per_token * 4096 * batch for batch in (1, 8, 32, 128)}  # 32 layers
 rows = [(f"{batch} × 4096", weights / 1e9, k / 1e9, k / (k + weights)) for batch, k in kv.items()]
 table(["conversations", "weights, GB", "keys and values, GB", "share of keys and values"], rows)
 assert kv[1] < 0.05 * weights and kv[32] > weights and kv[128] > 4 * weights
 
 # %% [markdown]
 # With one conversation the keys and values hardly count. From about thirty on they are most of what a step reads, and
-# thirty at once is what paging is for. So the kernel that reads them decides.
+# thirty at once is exactly what paging makes possible. So the kernel that reads them decides.
 #
-# ### This machine
-#
-# The same two numbers can be measured. A copy moves each byte twice, in and out; a product of two large matrices
-# keeps the arithmetic busy. (Times differ from run to run, so this output is not compared when the lesson is tested.)
-
-
-# %%
-def seconds(work, device="cpu", times=6):
-    """Best of several runs."""
-    best = float("inf")
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def measured_rates(device):
-    """Bytes per second of a copy, operations per second of a product."""
-    size, dtype = (1024, torch.float32) if device == "cpu" else (8192, torch.float16)
-    source = torch.ones(size * 2**14, device=device)
-    target, square = torch.empty_like(source), torch.ones(size, size, device=device, dtype=dtype)
-    copy = seconds(lambda: target.copy_(source), device)
-    product = seconds(lambda: square @ square, device)
-    return 2 * source.nbytes / copy, 2 * size**3 / product
-
-
-# %% tags=["nbval-ignore-output"]
-machines = {"this processor": measured_rates("cpu")}
-if torch.cuda.is_available():
-    machines["this GPU"] = measured_rates("cuda")
-rows = [(name, b / 1e9, f / 1e9, f / b) for name, (b, f) in machines.items()]
-table(["", "GB/s", "GFLOP/s", "operations per byte"], rows)
-assert all(rate > 0 for pair in machines.values() for rate in pair)
-
-# %% [markdown]
 # ### What the readable kernel reads
 #
-# Now the kernel of lesson 06. In the interpreter every load is a call, and `counted_reads` adds up what is loaded
-# from the cache. Small shapes with SmolLM2's ratio, three query heads on each KV head; a pool of NaN with two
-# sequences in it; the float64 reference to compare with.
+# Now the kernel of lesson 06. In the interpreter every load is a call, and `counted_reads` adds up what is loaded from
+# the cache. Small shapes with SmolLM2's ratio, three query heads on each KV head. The pool is filled with NaN, so that
+# reading a wrong slot shows, then two sequences are written into it; the float64 reference says what is right.
 
 # %%
 from minipaged.attention.kernels.decode import decode_launch
@@ -225,6 +173,13 @@ layer.write(tokens.slot_mapping, *new_rows)
 batch = AttentionBatch.build(block_lists, [1, 1], LENGTHS, BLOCK_SIZE)
 query = torch.randn(2, 3 * GROUP, 64, generator=generator)
 expected = ReferenceBackend().paged_attention(query, layer, batch, scale=SCALE)
+print(
+    "two sequences of",
+    LENGTHS,
+    "tokens,",
+    sum(LENGTHS) * small_spec.bytes_per_token,
+    "bytes of K and V",
+)
 
 # %%
 ways = {
@@ -244,42 +199,97 @@ table(
     [(k, n, n / live_bytes) for k, n in read.items()],
 )
 assert read == {"decode": GROUP * live_bytes, "decode_grouped": live_bytes}
-wrong_reads_of_each_key = {
-    1: "that is what it would be if one program served all query heads that share "
-        "the KV head; here each has its own",
-    32: "that is all query heads; only those of the key's own group read it",
-}
-unit = "times, or once per query head of the group"
-compare(my_reads_of_each_key, HEADS // KV_HEADS, unit, wrong_reads_of_each_key)
 
 # %% [markdown]
-# Both are right, and one reads every key three times: once for each query head of the group, because each query head
-# is a program of its own and programs do not talk to each other. In Llama 3 8B it would be four times. A card's cache
-# may catch some of that, when the programs of a group happen to run at the same time; a kernel should not depend on
-# luck.
+# Both are right, and one reads every key three times, once for each query head of the group: each head is a program of
+# its own, and programs do not talk to each other. In Llama 3 8B it would be four times. A card's cache catches some of
+# that when the programs of a group happen to run at the same time; a kernel should not depend on luck.
 #
 # ### Query heads in one tile
 #
 # `decode_grouped` gives all query heads of a KV head to *one* program. They become the rows of a small matrix, and
 # query times keys becomes a matrix product, which is what tensor cores do. A product has at least 16 rows, so three
-# heads are padded to 16, and thirteen rows compute nothing that anybody wants. Isn't that a waste?
+# heads are padded to 16, and thirteen rows compute nothing. Isn't that a waste?
 
 # %%
 from minipaged.attention.kernels.arguments import decode_tile
 
 tile = decode_tile(TARGET, GROUP, 64, BYTES)
-padded_intensity = 2 * 2 * tile.rows / (2 * BYTES)  # operations for a number of key and of value
-for card_bandwidth, card_flops in CARDS.values():
-    assert padded_intensity < card_flops / card_bandwidth / 8
+
+
+def seconds_on_h200(rows_computed):
+    """Reading a key and a value in 16 bits, or computing with them: the longer of the two."""
+    return max(2 * BYTES / bandwidth, 2 * 2 * rows_computed / flops)
+
+
+longer = 100 * (seconds_on_h200(tile.rows) / seconds_on_h200(GROUP) - 1)
+wrong_longer = {
+    433: "that is how much more is computed; but arithmetic was waiting for memory anyway",
+    81: "thirteen of sixteen rows are empty, but they cost no time: memory is the limit",
+}
+compare(my_percent_longer, round(longer), "percent longer", wrong_longer)
+operations_a_byte = 2 * 2 * tile.rows / (2 * BYTES)
 say(f"""
-    Padded to {tile.rows} rows the tile does {padded_intensity:.0f} operations a byte instead of
-    {GROUP}. Every card above does more than eight times as many while it reads that byte.
+    Padded to {tile.rows} rows the tile does {operations_a_byte:.0f} operations a byte instead of
+    {GROUP}. The H200 could do {flops / bandwidth:.0f} while it reads that byte.
 """)
-assert tile.rows == padded_intensity == 16 == GROUP + 13
+assert tile.rows == operations_a_byte == 16 and longer == 0
+assert all(f / b / 8 > 16 for b, f in CARDS.values())
 
 # %% [markdown]
-# The idle rows cost nothing, because the arithmetic was waiting anyway. That is what a bound is good for: it says which
-# waste matters.
+# The empty rows cost nothing. That is what a bound is good for: it says which waste matters. In one drawing, the
+# [roofline](../docs/glossary.md#roofline): on the slope memory decides, on the flat part arithmetic does.
+
+# %%
+PROMPT = 2048
+pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
+prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
+padded_rows = (
+    2 * 2 * 16 / (2 * BYTES)
+)  # operations for each byte, when 4 heads are padded to 16 rows
+assert intensity < padded_rows < flops / bandwidth < prefill
+stands = {"decode": intensity, "decode, padded": padded_rows, "prefill": prefill}
+show(
+    roofline({"H200": CARDS["H200"], "T4": CARDS["T4"]}, stands, hollow=["decode, padded"]),
+    "Two roofs, a slope and then flat. Decode is far down the slope; padded to 16 rows (the hollow "
+    "mark) it still is. Prefill stands under the flat part.",
+)
+
+# %% [markdown]
+# The hollow mark is decode with its heads padded to 16 rows: four times the operations, three quarters of them for
+# nothing. It looks faster, but the time is the same: only the useless part has grown.
+# [Prefill](../docs/glossary.md#prefill) reads a key once for a whole prompt of queries, so arithmetic is its limit.
+# Both are limits of cards. A processor's is elsewhere: on the one that built this page, padded rows are *not* free, as
+# the study [This processor](extra/07_this_processor.ipynb) measures.
+#
+# ### Who has work?
+#
+# Reading each key once instead of four times: is that four times as fast? A program runs on one
+# [multiprocessor](../docs/glossary.md#multiprocessor) from start to end. One conversation on 8 KV heads is 8 programs,
+# however long it is, and an H200 has 132 multiprocessors. `run_programs` is a small model of a card: each program goes
+# to the multiprocessor that is free first, and all read equally fast.
+
+# %%
+H200, LONG = TARGETS["sm_90"].num_multiprocessors, 32768  # as many as an H100 has
+each_head = run_programs(decode_programs([LONG], HEADS, part_len=LONG), H200)
+whole = run_programs(decode_programs([LONG], KV_HEADS, part_len=LONG), H200)
+done = {"a program per query head": each_head, "a program per KV head": whole}
+rows = [
+    (name, len(runs), round(100 * busy_share(runs, H200)), max(run.stop for run in runs))
+    for name, runs in done.items()
+]
+table(["one conversation", "programs", "% of multiprocessors at work", "done after, in keys"], rows)
+gain = rows[0][3] / rows[1][3]
+wrong_gain = {
+    4: "a quarter of the bytes, yes; but also a quarter of the programs, each as long as before"
+}
+compare(my_gain_of_reading_once, gain, "times as fast", wrong_gain)
+assert (len(whole), H200, gain) == (8, 132, 1.0)
+
+# %% [markdown]
+# Nothing gained! A quarter of the bytes, and a quarter of the programs to read them. The other 124 multiprocessors
+# wait. With many conversations it is different: all multiprocessors have work either way, and reading once saves three
+# quarters of the bytes. A single long one must be cut. For that, softmax has to work in pieces.
 #
 # ### Softmax in one pass
 #
@@ -292,7 +302,7 @@ softmax_weights = np.exp(scores - scores.max())
 two_passes = (softmax_weights * values).sum() / softmax_weights.sum()
 with np.errstate(over="ignore"):
     assert np.isinf(np.exp(np.float32(scores[-1] + 85)))  # why the largest is subtracted
-print(round(two_passes, 4))
+print("two passes:", round(two_passes, 4))
 
 # %% [markdown]
 # Now in one pass, the [online softmax](../docs/glossary.md#online-softmax). Keep three numbers: the largest score so
@@ -322,14 +332,15 @@ for score, value in zip(scores, values, strict=True):
     rows.append((f"{score:g}", seen[0], seen[1], seen[2], float(np.exp(before - seen[0]))))
 table(["score", "m", "s", "a", "old sums ×"], rows)
 assert abs(seen[2] / seen[1] - two_passes) < 1e-12
+print("one pass:", round(seen[2] / seen[1], 4))
 
 # %% [markdown]
-# The last column is the price: when a larger score comes, what was there is scaled down. When none comes, it is
+# The last column is the price: when a larger score comes, the old sums are scaled down. When none comes, they are
 # multiplied by one.
 #
-# **And minus infinity?** Masked keys have that score. A row of which *nothing* is visible yet, a padded one for
-# example, has the maximum $-\infty$, and $-\infty - (-\infty)$ is not zero. It is NaN, and NaN never goes away again.
-# So the shift is taken as 0 there. The weights are then $e^{-\infty} = 0$, as they should be.
+# **And minus infinity?** Masked keys have that score. A row that sees *nothing* yet, such as an empty one, has the
+# maximum $-\infty$, and $-\infty - (-\infty)$ is not zero. It is NaN, and once a sum is NaN it stays NaN. So the shift
+# is taken as 0 there. The weights are then $e^{-\infty} = 0$, as they should be.
 
 # %%
 with np.errstate(invalid="ignore"):
@@ -337,14 +348,16 @@ with np.errstate(invalid="ignore"):
 assert together(NOTHING, NOTHING) == NOTHING
 assert together(NOTHING, (-60000.0, 1.0, 7.0)) == (-60000.0, 1.0, 7.0)  # very low, and yet visible
 assert together(seen, NOTHING) == seen == together(NOTHING, seen)
+for words, one in (("nothing", NOTHING), ("a key", (-9.0, 1.0, 7.0))):
+    print(f"nothing and {words}:", *map(float, together(NOTHING, one)))
 
 # %% [markdown]
 # ### In pieces
 #
-# The formula does not care whether a summary is of one key, a tile, or half of a conversation. So a conversation can
-# be cut into parts for several programs, and the parts put together at the end. What is stored of a part is its
-# average $a / s$ and its [log-sum-exp](../docs/glossary.md#log-sum-exp) $m + \log s$, which is how much the average
-# weighs.
+# The formula works for a summary of one key, of a tile, or of half a conversation. So a conversation can be cut into
+# parts for several programs, and the parts put together at the end. What is stored of a part is its average $a / s$ and
+# its [log-sum-exp](../docs/glossary.md#log-sum-exp) $m + \log s$, which says how much the average weighs. (In float32
+# that sum has a limit: near −60 000 its steps are 0.004. Scores of a real model are nowhere near.)
 
 # %%
 parts = []
@@ -358,27 +371,16 @@ averages, log_sum_exps = np.array(parts).T
 part_weights = np.exp(log_sum_exps - log_sum_exps.max())
 assert len(parts) == 2
 assert abs((part_weights * averages).sum() / part_weights.sum() - two_passes) < 1e-12
+print(
+    "in three parts, one empty:",
+    round(float((part_weights * averages).sum() / part_weights.sum()), 4),
+)
 
 # %% [markdown]
-# ### Who has work?
-#
-# Why would anybody cut? A multiprocessor is one of the card's workers. A program runs on one of them, whole. One
-# conversation on 8 KV heads is 8 programs, however long it is.
-
-# %%
-H200, LONG = TARGETS["sm_90"].num_multiprocessors, 32768  # as many as an H100 has
-whole = run_programs(decode_programs([LONG], KV_HEADS, part_len=LONG), H200)
-share = busy_share(whole, H200)
-assert (len(whole), H200) == (8, 132) and share == 8 / 132
-compare(my_percent_used, round(100 * share), "percent")
-
-# %% [markdown]
-# Eight work, the others wait. And a multiprocessor can have only so many loads on their way, so the memory waits too.
-#
-# [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context into parts. How long should a
-# part be? Short enough that there are several programs for each multiprocessor, and not so short that starting
-# programs is all that happens. A pure function of the batch and the card decides, `keys_per_part`. Cutting also has a
-# price: each part writes an average and a log-sum-exp in float32, and a second kernel reads them.
+# [Split-KV](../docs/glossary.md#split-kv), also called Flash-Decoding, cuts the context this way. How long should a
+# part be? Short enough that every multiprocessor gets several programs, and long enough that starting a program is
+# worth it. `keys_per_part` decides from the batch and the card. Cutting also has a price: each part writes an average
+# and a log-sum-exp in float32, and a second kernel reads them.
 
 # %%
 from minipaged.attention.kernels import arguments
@@ -400,69 +402,11 @@ say(f"For the long conversation: {num_parts} parts, and **{100 * extra:.1f} %** 
 assert num_parts == 64 and extra < 0.02
 
 # %% [markdown]
-# Both kernels in the interpreter, on three sequences of which one has a single key and therefore two empty parts.
-# What they store in between starts as NaN, so an entry that is read without having been written would be noticed.
-
-# %%
-from minipaged.attention.kernels.arguments import Tile
-from minipaged.attention.kernels.decode_combine import decode_combine_launch
-from minipaged.attention.kernels.decode_split import decode_split_launch
-
-ragged = AttentionBatch.build([[6, 1, 4], [0, 3], [1]], [1, 1, 1], [40, 17, 1], BLOCK_SIZE)
-three = torch.randn(3, 3 * GROUP, 64, generator=generator)
-average = torch.full((3, 3 * GROUP, 3, 64), torch.nan)  # [tokens, heads, parts, size]
-log_sum_exp, cut_output = (
-    torch.full((3, 3 * GROUP, 3), torch.nan),
-    torch.full_like(three, torch.nan),
-)
-sixteen = Tile(rows=16, keys=16, num_warps=4, num_stages=2)
-split = (average, log_sum_exp, three, layer, ragged, SCALE)
-decode_split_launch(*split, part_len=16, tile=sixteen).run()
-decode_combine_launch(cut_output, average, log_sum_exp, ragged, part_len=16).run()
-
-right = ReferenceBackend().paged_attention(three, layer, ragged, scale=SCALE)
-assert torch.allclose(cut_output, right, atol=1e-5)
-assert log_sum_exp[2, :, 1:].isnan().all() and not log_sum_exp[:, :, 0].isnan().any()
+# The last two batches gain nothing. They are cut all the same, because a part has at most 2048 keys: in a real batch one
+# conversation is longer than the others, and uncut it would keep a single multiprocessor busy after all others have
+# finished.
 
 # %% [markdown]
-# ### A compiled kernel, timed here
-#
-# The interpreter says nothing about speed. But the same job is there as a compiled kernel for the processor, in
-# [C++](../minipaged/cpu/csrc/decode.cpp): what `LLM` runs on a CPU with a C++ compiler (without one both rows below
-# gather; lesson 12 shows all of that folder). Here it is beside the gather of lesson 05, and beside what a copy of
-# memory reaches on this machine; many short conversations, and few long ones.
-
-# %% tags=["nbval-ignore-output"]
-from functools import partial
-
-from minipaged.attention.torch_backend import TorchBackend
-from minipaged.cpu.backend import CpuBackend
-
-rows = []
-for count, context in ((64, 64), (16, 2048)):
-    pool = KVStorage(small_spec, count * context // BLOCK_SIZE, BLOCK_SIZE)
-    for tensor in pool.tensors:
-        tensor.normal_(generator=generator)
-    places = np.random.default_rng(7).permutation(pool.num_blocks).reshape(count, -1).tolist()
-    wide = AttentionBatch.build(places, [1] * count, [context] * count, BLOCK_SIZE)
-    call = (torch.randn(count, 9, 64, generator=generator), pool.layer(0), wide)
-    answers = []
-    for name, backend in (("gathered", TorchBackend()), ("compiled", CpuBackend())):
-        attention = partial(backend.paged_attention, *call, scale=SCALE)
-        answers.append(attention())
-        took = seconds(attention)
-        rate = count * context * small_spec.bytes_per_token / took
-        of_copy = rate / machines["this processor"][0]
-        rows.append((f"{count} × {context}, {name}", 1000 * took, rate / 1e9, of_copy))
-    assert torch.allclose(*answers, atol=1e-4)
-table(["", "ms", "GB/s of keys and values", "of a copy"], rows)
-
-# %% [markdown]
-# How much the gather loses depends on the length: its preparations cost the same for a short context as for a long one.
-# The smaller batch may stay in the processor's cache, and is then read faster than memory is copied. The larger one
-# comes from memory, in pieces of one block, and a core can have only few loads on their way. In the C++ file look for
-# `GROUP`: as in `decode_grouped`, a row that has been loaded serves all query heads of its group.
-#
 # ## The picture
 #
 # The long conversation on the card, first in one piece per KV head, then cut. Each row is a multiprocessor.
@@ -476,11 +420,16 @@ show(
     programs_over_time({"one program per KV head": whole, f"parts of {part_len} keys": cut}, H200),
     "Above a thin blue line in a grey field; below the same work, a blue block that is done early.",
 )
+wrong_sooner = {
+    64: "64 parts, but on 8 KV heads they make 512 programs for 132 multiprocessors, which "
+    "take turns; before, 8 of them were at work",
+    16.5: "132 multiprocessors instead of 8, almost: 512 programs do not go evenly into 132",
+}
+compare(my_gain_of_64_parts, finished["whole"] / finished["cut"], "times sooner", wrong_sooner)
 
 # %% [markdown]
-# Sixteen times sooner, *in this model*: every multiprocessor reads at the same rate, whatever the others do. A real
-# card has one memory for all, and lets several programs share a multiprocessor. The model says who has work, not how
-# long it takes.
+# That is *in this model*: every multiprocessor reads at the same rate, whatever the others do. A real card has one
+# memory for all, and lets several programs share a multiprocessor. The model says who has work, not how long it takes.
 #
 # Try it. When does cutting stop mattering? Which card needs it most?
 
@@ -489,12 +438,16 @@ show(
 def card_at_work(card, sequences, context, part):
     count = TARGETS[card].num_multiprocessors
     chosen = arguments.keys_per_part(sequences, KV_HEADS, context, count)
-    length = {"not cut": context, "chosen": chosen}.get(part, part)
-    runs = run_programs(decode_programs([context] * sequences, KV_HEADS, length), count)
-    used = busy_share(runs, count)
-    words = f"{sequences} × {context} keys in parts of {length}: {len(runs)} programs"
-    figure = programs_over_time({f"parts of {length} keys": runs}, count)
-    return figure, f"{words}, {used:.0%} of the time of {count} multiprocessors used"
+    length = chosen if part == "chosen" else part
+    lengths = {"not cut": context, f"parts of {length} keys": length}
+    runs = {
+        name: run_programs(decode_programs([context] * sequences, KV_HEADS, keys), count)
+        for name, keys in lengths.items()
+    }
+    before, after = (busy_share(each, count) for each in runs.values())
+    words = f"{sequences} × {context} keys: uncut, {before:.0%} of the time of {count} "
+    words += f"multiprocessors is used; cut, {after:.0%}"
+    return programs_over_time(runs, count), words
 
 
 def choice(options, value, description):
@@ -505,194 +458,125 @@ controls = {
     "card": choice([(f"{t.card}", name) for name, t in TARGETS.items()], "sm_90", "card"),
     "sequences": choice([1, 2, 4, 8, 16, 32], 2, "sequences"),
     "context": choice([1024, 4096, 8192, 16384, 32768, 65536], 8192, "context"),
-    "part": choice(["not cut", 2048, 1024, 512, "chosen"], "not cut", "keys a part"),
+    "part": choice([2048, 1024, 512, 256, "chosen"], "chosen", "keys a part"),
 }
+
+# %%
 Explorable(controls, card_at_work)
 
 # %% [markdown]
-# Cutting matters as long as the programs that are not cut leave multiprocessors without work. So the card with the most
+# Cutting matters as long as the uncut programs leave multiprocessors without work. So the card with the most
 # multiprocessors needs it most.
 #
-# ### The roof
-#
-# All of it in one drawing, the [roofline](../docs/glossary.md#roofline). On the slope, memory decides; on the flat
-# part, arithmetic does. Decode stands far down the slope, padded rows or not. [Prefill](../docs/glossary.md#prefill)
-# uses each key for a whole prompt of queries, and stands under the flat roof.
-
-# %%
-PROMPT = 2048
-pairs = PROMPT * (PROMPT + 1) // 2  # a token sees itself and what came before
-prefill = operations([pairs]) / least_bytes([PROMPT], queries=PROMPT)
-assert intensity < padded_intensity < flops / bandwidth < prefill
-roofs = {"H200": CARDS["H200"], "T4": CARDS["T4"], "this processor": machines["this processor"]}
-stands = {"decode": intensity, "with padded rows": padded_intensity, "prefill": prefill}
-show(
-    roofline(roofs, stands),
-    "Three roofs, a slope and then flat; decode is low on the slope, prefill on the flat part.",
-)
-
-# %% [markdown]
 # ## Why
 #
-# **Why is decode so different from prefill?** Both do the same products. A key that was read in prefill serves every
-# later token of the prompt; in decode it serves one token, through the few query heads of its group. More
-# conversations do not help: each brings keys of its own. That is why batching speeds up the *weights* of a decode
-# step and not its attention.
+# **Why is decode so different from prefill?** Both do the same products. In prefill, a key that was read serves every
+# later token of the prompt; in decode it serves one token, through the few query heads of its group. More conversations
+# do not help: each brings its own keys. That is why batching speeds up the *weights* of a decode step and not its
+# attention.
 #
-# **Why does one multiprocessor not read faster when the others are idle?** A load takes its time to come back. To
-# read at full speed, enough bytes must be *on their way* at any moment: bandwidth × that time. How many are, the
-# compiler's report tells.
+# **Why does one multiprocessor not read faster when the others are idle?** A load takes about a microsecond to come
+# back. To read at full speed, enough bytes must be *on their way* at any moment: bandwidth × that time. How many are,
+# the compiler knows: how many [tiles](../docs/glossary.md#tile) it fetches ahead into [shared
+# memory](../docs/glossary.md#shared-memory), and how many programs fit on a multiprocessor. We compile the kernels for
+# an H100 or H200, without having one, in a process of its own, because Triton in this one interprets.
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 command = [sys.executable, "-m", "minipaged", "kernels", "--json", "--target", "sm_90"]
-for name in ("decode", "decode_grouped", "decode_split"):
-    command += ["--kernel", name]
+command += ["--kernel", "decode_split"]
 compiling = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
 done = subprocess.run(command, env=compiling, capture_output=True, text=True, check=True)
-reports = json.loads(done.stdout)
-rows = [
-    (
-        f"{r['kernel']} {r['variant']}",
-        r["registers"],
-        r["spill_bytes"],
-        min(r["load_bytes"].values()),
-        max(r["buffers"].values(), default=0),
-        ", ".join(name.split(".")[0] for name in r["matrix"]) or "none",
-        r["resident"],
-    )
-    for r in reports
-]
-table(["", "registers", "spilled", "bytes a load", "tiles ahead", "tensor cores", "resident"], rows)
-
-# %% [markdown]
-# These are the kernels as the compiler makes them for an H100 or H200, with no such card here (`minipaged kernels`
-# prints the full table, for other cards too). The command runs in a process of its own, because Triton in this one
-# interprets. A row names the kernel, the numbers it reads, the head size (d) and the query heads of a group (g). Read
-# it like this:
-#
-# - *registers, spilled*: what does not fit in registers goes to memory, and memory is what we are short of. Nothing
-#   spills.
-# - *bytes a load*: a thread asks for 16 bytes at once, the most that one instruction usually can, where keys are
-#   16-bit numbers.
-# - *tiles ahead*: while one [tile](../docs/glossary.md#tile) is used, the next is being copied into shared memory.
-#   The readable kernel has none.
-# - *tensor cores*: the product of the packed heads runs on them; the readable kernel has no product to give them.
-# - *resident*: programs that one multiprocessor holds at a time, an estimate.
-
-# %%
-by_name = {r["kernel"]: r for r in reports if r["variant"] == "bf16 d128 g4"}
-assert all(r["spill_bytes"] == 0 for r in reports)
-assert all(min(r["load_bytes"].values()) == 16 for r in by_name.values())
-packed = [by_name["decode_grouped"], by_name["decode_split"]]
-assert all(max(r["buffers"].values()) >= 2 and r["matrix"] for r in packed)
-assert (
-    not by_name["decode"]["matrix"] and max(by_name["decode"]["buffers"].values(), default=0) == 0
-)
+(report,) = [r for r in json.loads(done.stdout) if r["variant"] == "bf16 d128 g4"]
+ahead, resident = max(report["buffers"].values()), report["resident"]
 
 LATENCY = 1e-6  # seconds from asking to having; assumed, of the right order of magnitude
-key_and_value_tile = 2 * decode_tile(TARGET, 4, SIZE, BYTES).keys * SIZE * BYTES
-on_the_way = [r["resident"] * max(r["buffers"].values()) * key_and_value_tile for r in packed]
-assert all(H200 * each > bandwidth * LATENCY for each in on_the_way)
-assert 8 * max(on_the_way) < bandwidth * LATENCY
+a_tile = 2 * decode_tile(TARGET, 4, SIZE, BYTES).keys * SIZE * BYTES  # keys and values
+on_the_way = ahead * resident * a_tile
+say(f"""
+    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB on their way to
+    a multiprocessor. **{bandwidth * LATENCY / 1e6:.1f} MB** are needed for full speed. With all
+    {H200} at work, {H200 * on_the_way / 1e6:.0f} MB are on their way. With eight of them,
+    **{8 * on_the_way / 1e6:.1f} MB**: not enough, however good the kernel.
+""")
+assert H200 * on_the_way > bandwidth * LATENCY > 8 * on_the_way
 
 # %% [markdown]
-# The last two lines are the answer. With programs on *all* multiprocessors, more bytes are on their way than a load
-# of a microsecond needs. With eight multiprocessors at work, far fewer, however good the kernel.
+# What else the compiler says (registers, spills, how wide the loads are, whether tensor cores are used), and what share
+# of the bandwidth each kernel can reach at most, is in the study [What the compiler
+# says](extra/07_what_the_compiler_says.ipynb). How fast the kernels *are* only a card can say; this course has not been
+# run on one yet, and states no such number. `benchmarks/gpu_check.sh` measures it on yours.
 #
-# ### Predicted, and recorded
-#
-# What share of the bandwidth can each kernel reach at most, if every load goes to memory and each multiprocessor has
-# an equal share of it? The bytes that must be read, over those that are, times the share of multiprocessors' time used.
-
-# %%
-rows = []
-for count, context in ((32, 4096), (1, LONG)):
-    programs = {"decode": HEADS, "decode_grouped": KV_HEADS, "decode_split": KV_HEADS}
-    for name, heads in programs.items():
-        length = arguments.keys_per_part(count, KV_HEADS, context, H200)
-        length = length if name == "decode_split" else context
-        runs = run_programs(decode_programs([context] * count, heads, length), H200)
-        useful = KV_HEADS / heads
-        if name == "decode_split":
-            stored = 2 * count * -(-context // length) * HEADS * (SIZE + 1) * 4
-            useful = 1 / (1 + stored / least_bytes([context] * count))
-        rows.append((f"{name}, {count} × {context}", useful, useful * busy_share(runs, H200)))
-table(["", "useful bytes", "share at most"], rows)
-at_most = {name: share for name, _, share in rows}
-assert at_most[f"decode_split, 1 × {LONG}"] > 10 * at_most[f"decode_grouped, 1 × {LONG}"]
-assert at_most["decode_grouped, 32 × 4096"] > 3 * at_most["decode, 32 × 4096"]
-assert abs(at_most[f"decode_grouped, 1 × {LONG}"] - at_most[f"decode, 1 × {LONG}"]) < 1e-9
-
-# %% [markdown]
-# For many conversations, packing the heads is what counts. For a single long one it gains *nothing* by itself: fewer
-# bytes, and as many times fewer programs. Only together with the split does it help.
-#
-# A prediction is worth what a measurement makes of it. `benchmarks/gpu_check.sh` measures the kernels on a GPU, as
-# shares of that card's own copy of memory. What it recorded is shown here; without a record it says so, and no number
-# stands in for it.
-
-# %% tags=["nbval-ignore-output"]
-from coursekit.gpu_results import goals_text
-
-print(goals_text())
-
-# %% [markdown]
 # ## The code as it stands
 #
 # The heart of all the faster kernels is one function: a tile of query rows against a range of keys. Find in it the
-# summary of three numbers, the shift for $-\infty$, and the look-up of blocks one tile ahead. Around it, the kernel
-# that packs the heads. What is new there against lesson 06 is `row`, `heads` and `used`.
+# summary of three numbers, the shift for $-\infty$, and the look-up of blocks one tile ahead. (`visible` says how many
+# keys each row may see, `COMPUTE` is the number format of the products, and the scales are for lesson 13.) Below it,
+# the function that chooses how long a part is.
 
 # %%
-from minipaged.attention.kernels import attend, decode_combine, decode_grouped, decode_split
+from minipaged.attention.kernels import attend, decode_grouped
 
-show_source(attend.attend_keys.fn, attend.normalise.fn)
-show_source(decode_grouped.decode_grouped_kernel.fn)
-
-# %% [markdown]
-# The split differs in its range of keys and in what it stores. The second kernel adds up the parts. Last comes the
-# function that chooses how long a part is.
-
-# %%
-show_source(decode_split.decode_split_kernel.fn)
-show_source(decode_combine.decode_combine_kernel.fn)
+show_source(attend.attend_keys.fn)
 show_source(arguments.keys_per_part)
 
 # %% [markdown]
+# The kernels around it are short: [decode_grouped](../minipaged/attention/kernels/decode_grouped.py) finds the rows of
+# a KV head and calls `attend_keys` on all keys, [decode_split](../minipaged/attention/kernels/decode_split.py) on the
+# keys of one part, and [decode_combine](../minipaged/attention/kernels/decode_combine.py) adds up the parts. What is
+# new in the first against lesson 06 is three lines:
+#
+# ```python
+# row, dims = tl.arange(0, ROWS), tl.arange(0, HEAD_PADDED)
+# heads = kv_head * GROUP + row
+# used = (row < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
+# ```
+#
 # ## What must hold
 #
 # | | if it does not |
 # |:--|:--|
 # | each key and value is read once | a multiple of the time, and the right answer: no test of results notices |
 # | a row without keys has maximum −∞ and adds nothing | NaN, in one request out of many |
-# | the number of parts does not change the answer | a conversation changes its mind as it grows |
+# | the number of parts does not change the answer | an answer changes as its conversation grows |
 # | the order in which programs run does not matter | right here, wrong on a card |
 #
-# The last two, on the sequences above. `reversed_programs` lets the interpreter run the last program first.
+# The last two. The third on three sequences, of which one has a single key and therefore empty parts; what the parts
+# store starts as NaN, so reading an entry that was never written would show. For the fourth, `reversed_programs` lets the
+# interpreter run the last program first.
 
 # %%
+from minipaged.attention.kernels.arguments import Tile
+from minipaged.attention.kernels.decode_combine import decode_combine_launch
+from minipaged.attention.kernels.decode_split import decode_split_launch
+
+ragged = AttentionBatch.build([[6, 1, 4], [0, 3], [1]], [1, 1, 1], [40, 17, 1], BLOCK_SIZE)
+three = torch.randn(3, 3 * GROUP, 64, generator=generator)
+right = ReferenceBackend().paged_attention(three, layer, ragged, scale=SCALE)
+sixteen = Tile(rows=16, keys=16, num_warps=4, num_stages=2)
 for part_len in (16, 32, 48):
     average, log_sum_exp = torch.full((3, 9, 3, 64), torch.nan), torch.full((3, 9, 3), torch.nan)
-    other = torch.full_like(three, torch.nan)
+    output = torch.full_like(three, torch.nan)
     split = (average, log_sum_exp, three, layer, ragged, SCALE)
     decode_split_launch(*split, part_len=part_len, tile=sixteen).run()
-    decode_combine_launch(other, average, log_sum_exp, ragged, part_len=part_len).run()
-    assert torch.allclose(other, right, atol=1e-5)
+    decode_combine_launch(output, average, log_sum_exp, ragged, part_len=part_len).run()
+    assert torch.allclose(output, right, atol=1e-5)
+print("cut into parts of 16, 32 and 48 keys: equal to the float64 reference")
 
 forward, backward = torch.empty_like(query), torch.empty_like(query)
 decode_grouped_launch(forward, query, layer, batch, SCALE, target=TARGET).run()
 with reversed_programs():
     decode_grouped_launch(backward, query, layer, batch, SCALE, target=TARGET).run()
 assert torch.equal(forward, backward)
+print("programs in reverse order: bit for bit the same")
 
 # %% [markdown]
 # ## Find the bug
 #
-# A colleague found the condition `row < GROUP` superfluous: nobody looks at the padded rows. In a copy of the file
-# she took it out, in one line. Her test, one sequence with SmolLM2's nine heads on three, passed in the interpreter.
-# On a card the same test gives nonsense, now and then, and not the same each time; a model with a single KV head is
-# right even there.
+# A colleague found the condition `row < GROUP` superfluous: nobody looks at the padded rows. In a copy of the file she
+# took it out, in one line. Her test, one sequence with SmolLM2's nine heads on three, passed in the interpreter. On a
+# card the same test gives nonsense, now and then, and never the same twice; a model with a single KV head is right even
+# there.
 
 # %%
 import importlib.util
@@ -708,6 +592,7 @@ file.write_text(text.replace(careful, careless))
 module_spec = importlib.util.spec_from_file_location("careless_decode", file)
 careless_decode = importlib.util.module_from_spec(module_spec)
 module_spec.loader.exec_module(careless_decode)
+print("taken out:", careful.split("[")[0].split("= ")[1])
 
 
 # %%
@@ -722,6 +607,7 @@ def careless_error(sequences):
 
 
 assert careless_error(sequences=1).max() < 1e-5
+print("one sequence, programs in order: largest error", f"{float(careless_error(1).max()):.0e}")
 
 # %% [markdown]
 # **What is wrong, and why does the test pass? Decide before you go on.** Then look which heads are wrong when the
@@ -740,22 +626,22 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
 #
-# The tile of a KV head has sixteen rows for three query heads. Row 3 has the address of head 3, which is the *next*
-# KV head's, and so on, into the next sequence. Without the condition each program stores thirteen rows that belong to
-# others: their queries, with its own keys. In the interpreter programs run one after the other, from the first to the
-# last, and each overwrites what its predecessors left in its heads: with one sequence the right answer comes last. A
-# card promises no order. With a single KV head and one sequence there is no neighbour, only memory beyond the output,
-# and nobody looked there.
+# The tile of a KV head has sixteen rows for three query heads. Row 3 has the address of head 3, which belongs to the
+# *next* KV head, and so on, into the next sequence. Without the condition each program stores thirteen rows that belong
+# to others: their queries, with its own keys. The interpreter runs programs one after the other, first to last, and
+# each overwrites what earlier ones left in its heads: with one sequence the right answer comes last. A card promises no
+# order. With a single KV head and one sequence there is no neighbour, only memory beyond the output, and nobody looked
+# there.
 #
-# This happened: vLLM's kernels met ratios that are not powers of two (issue 18088, pull request 18100), and padded
-# rows that reached the next group (pull request 47248). The test that finds it has a ratio of three, more than one
-# sequence, and an order of programs that nobody chose.
+# Ratios that are not powers of two trip real kernels as well: with five query heads on each KV head, vLLM's Triton
+# kernel did not compile (issue 18088; pull request 18100 pads to 16 rows). A test that finds the silent kind has a
+# ratio of three, more than one sequence, and an order of programs that nobody chose.
 # </details>
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. A model has as many KV heads as query heads. What is the intensity of decode in 16 bits, and what does head packing gain?</summary>
+# <details><summary>1. A model has as many KV heads as query heads. What is the intensity of decode in 16 bits, and what does packing heads gain?</summary>
 #
 # One operation a byte, and nothing: a group is a single head, so each key is read once anyway.
 # </details>
@@ -765,42 +651,34 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # Nearly half the bytes, so nearly half the time. The intensity nearly doubles and is still far below any card's.
 # </details>
 #
-# <details><summary>3. A batch of two hundred short conversations. How much does splitting help?</summary>
+# <details><summary>3. A batch of two hundred conversations, all equally short. How much does splitting help?</summary>
 #
-# Not at all. There are far more programs than multiprocessors already; a part would only add stores and a second
-# launch.
+# Not at all: there are far more programs than multiprocessors already, and `keys_per_part` leaves short ones whole.
 # </details>
 #
-# <details><summary>4. Why is the largest score subtracted at all, when it cancels out?</summary>
+# <details><summary>4. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
 #
-# In exact arithmetic it does. In float32 the exponential of a score around 90 is infinite, and infinity over infinity
-# is NaN.
+# Then a row that sees nothing has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the row
+# becomes the average of values it must not see. And a real score may be lower than the number that seemed large enough.
 # </details>
 #
-# <details><summary>5. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
+# <details><summary>5. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
 #
-# Then a row with nothing visible has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the
-# row becomes the average of values it must not see. And a real score can be lower than a number that somebody thought
-# very large.
-# </details>
-#
-# <details><summary>6. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
-#
-# No. It waits for memory; faster arithmetic only waits longer. Fewer bytes would help, or more of them on their way.
+# No. It waits for memory, and faster arithmetic only waits longer. Reading fewer bytes would help, or keeping more of
+# them on their way.
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - A decode step must read each key and value once. That over the bandwidth is the least time, and every card's
-#   arithmetic waits.
-# - Packing the query heads of a KV head reads each key once instead of once per query head. The padded rows are free.
-# - Softmax goes in one pass, and in pieces, with three numbers: the largest score, the sum of weights, the weighted
-#   sum of values.
-# - Few long conversations leave a card idle. Cutting them gives every multiprocessor work; log-sum-exp puts the parts
-#   together.
-# - The compiler's report says without a card whether a kernel spills, how wide it loads and what is on its way. Only
-#   a card says how fast.
+# - A decode step must read each key and value once. Their bytes over the bandwidth is the shortest possible time; on
+#   every card the arithmetic waits.
+# - Packing the query heads of a KV head into one program reads each key once instead of once per query head. The padded
+#   rows are free on a card.
+# - Softmax can be taken in one pass, and in pieces, with three numbers: the largest score, the sum of weights, the
+#   weighted sum of values.
+# - A few long conversations leave a card idle, and reading less does not change that. Cutting them gives every
+#   multiprocessor work; log-sum-exp puts the parts together.
 #
 # **Write it yourself:** [exercise 07](../exercises/07_decode_kernel/07_decode_kernel.ipynb), a kernel that reads
 # through the table in one pass, and the sum of the parts.

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 08 · Prefill and chunks
 #
-# So far a step was one kind of work: either everybody's next token, or one prompt. A server has both at once: some
-# conversations are answering while new prompts arrive, long ones among them. This lesson puts all of it into one step,
+# So far a step did one kind of work: the next token of every conversation, or one prompt. A server has both at once:
+# some conversations are answering while new prompts arrive, some of them long. This lesson puts it all into one step,
 # without padding, and cuts a long prompt into pieces so that nobody has to wait for it.
 #
 # **You will be able to** lay out the tokens of a mixed step by hand, say which keys each of its queries may see,
 # prove that a prompt computed in pieces gives the same answer, and say what a token budget buys and what it costs.
 #
-# About 45 minutes. Runs in half a minute on two CPU cores; a GPU is not used even where there is one. It needs Triton,
-# which exists for Linux and Windows: elsewhere, read along, the outputs are stored.
+# About 50 minutes. Runs in half a minute on two CPU cores; no GPU is used. Triton exists for Linux and Windows;
+# elsewhere, read along: the outputs are stored.
 
 # %%
 # Triton decides when it is imported whether it compiles or interprets, so this comes first.
@@ -22,6 +22,7 @@ if importlib.util.find_spec("triton") is None:
 
 import math
 
+import ipywidgets
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from coursekit.figures import show
 from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
 from coursekit.interpreted import reversed_programs
 from coursekit.lesson import compare, say, show_source, table
-from coursekit.widgets import Stepper
+from coursekit.widgets import Explorable
 from coursekit.workloads import load_mix, lognormal_lengths
 
 # %% [markdown]
@@ -46,12 +47,12 @@ from coursekit.workloads import load_mix, lognormal_lengths
 #
 # ## Your prediction
 #
-# 1. The 48 prompts of our request mix `chat48` are computed in one step, as a rectangle: each padded to the longest.
-#    What percentage of the rectangle is padding?
+# 1. The 48 prompts of our request mix `chat48` are computed in one step, as a rectangle: each is padded to the length
+#    of the longest. What percentage of the rectangle is padding?
 # 2. A sequence has five keys, whose values are 1, 2, 3, 4, 5. Two of its tokens are new. All scores are 0, so a query
 #    gets the plain average of the values it sees. What does the *first* of the two queries get?
-# 3. A step may compute 64 tokens. Eight conversations are answering, and a prompt of 400 tokens arrives. In how many
-#    steps is it computed, if nobody else is to miss a step?
+# 3. A step may compute 64 tokens. Eight conversations are answering, and a prompt of 400 tokens arrives. How many steps
+#    does it take, if none of the eight is to miss a step?
 
 # %%
 my_padding_percent = None  # your guess
@@ -63,7 +64,7 @@ my_chunks = None  # your guess
 #
 # ### What padding costs
 #
-# A tensor is a rectangle, and prompts are not equally long.
+# A tensor is a rectangle; prompts differ in length.
 
 
 # %%
@@ -84,20 +85,24 @@ steps = {
 rows = [(k, sum(v), padding(v)[0], round(100 * padding(v)[1])) for k, v in steps.items()]
 table(["one step", "tokens", "as a rectangle", "% padding"], rows)
 assert sum(prompts) == 2478
-compare(my_padding_percent, round(100 * padding(prompts)[1]), "percent padding")
+wrong_padding = {
+    50: "that would be lengths spread evenly between nothing and the longest; but a few long "
+    "prompts stretch the rectangle for all the others"
+}
+compare(my_padding_percent, round(100 * padding(prompts)[1]), "percent padding", wrong_padding)
 assert 0.5 < padding(prompts)[1] < padding(mixed)[1] and padding(arriving)[1] > 0.5
 
 # %% [markdown]
 # (Thirty, because the PagedAttention paper measured 30.42 requests at once on this traffic; the lengths are ours,
-# drawn with its mean.) Padding is computed like anything else, through every layer, and then thrown away. It is worst
-# where we want to go: one long prompt beside many decodes.
+# drawn with its mean.) Padding is computed through every layer like anything else, and then thrown away. It is worst
+# for the very step we are after: one long prompt beside many decodes.
 #
 # ### End to end
 #
-# The cure is to have no rectangle. All new tokens of a step lie end to end in one row, a [ragged
-# batch](../docs/glossary.md#ragged-batch), and a list of prefix sums, `query_start`, says where each sequence begins.
-# Three sequences, blocks of four: A decodes its sixth token, B brings a whole prompt of three, C the last two of nine
-# tokens.
+# The cure is to have no rectangle. All new tokens of a step lie end to end, a [ragged
+# batch](../docs/glossary.md#ragged-batch): one row for each token. A list of prefix sums, `query_start`, says where each
+# sequence begins. Three sequences, blocks of four: A decodes its sixth token, B brings a whole prompt of three, C the
+# last two of nine tokens.
 
 # %%
 BLOCK_SIZE = 4
@@ -123,7 +128,7 @@ assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
 #
 # Most of a model does not care whose token a row is: norms, projections and the MLP treat each row alone. Only
 # attention does, and it has `query_start`, the context lengths and the block tables. So a ragged step gives each
-# sequence what it would get alone. Three prompts on the real model, together and one by one:
+# sequence what it would get alone. Three prompts on the real model, first together, then one by one:
 
 # %%
 loaded = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
@@ -148,30 +153,26 @@ for one, rows in zip(together, hidden.split([len(t) for t in ids]), strict=True)
     alone = run(KVStorage(real_spec, 24, BLOCK_SIZE), [one])
     assert torch.allclose(rows, alone, rtol=1e-3, atol=1e-3)
 print("tokens in the step:", hidden.shape[0], "  in a rectangle:", padding(list(map(len, ids)))[0])
+print("each of the three: as when it is computed alone, up to rounding")
 
 # %% [markdown]
 # ### The corner of the mask
 #
-# C is the new thing. It has *more keys than queries*: nine keys, two queries. Which may each query see? A token sees
-# itself and what stands before it, the [causal mask](../docs/glossary.md#causal-mask); so what counts is where the
-# query stands in the text. The last of $q$ queries stands at the last of $k$ keys, so query $i$ is at position
-#
-# $$k - q + i$$
-#
-# and sees the keys up to there. Torch has a mask ready, `is_causal=True`. Ask it, with five keys of which two are new,
-# values 1 to 5, and all scores 0:
+# C is new: it has *more keys than queries*, nine keys and two queries. Which keys may each query see? Torch has a mask
+# ready, `is_causal=True`. Ask it, with five keys of which two are new, values 1 to 5, and all scores 0. Beside it, a
+# mask made from where each query stands in the text:
 
 # %%
 values = torch.arange(1.0, 6.0).reshape(1, 1, 5, 1)  # [batch, heads, keys, size]
 keys, query = torch.zeros(1, 1, 5, 1), torch.zeros(1, 1, 2, 1)
 by_is_causal = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)  # query i sees keys up to 5 - 2 + i
+mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)  # query i stands at position 5 - 2 + i
 by_position = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 print("is_causal:   ", by_is_causal.flatten().tolist())
 print("by position: ", by_position.flatten().tolist())
 wrong_first_query = {
     1.0: "that is a mask whose first query stands at position 0; but three tokens were"
-        " there before it",
+    " there before it",
     1.5: "that is a query at position 1; it is the fourth token, and sees keys 1 to 4",
     3.0: "that is all five keys; the last of them comes after this query",
 }
@@ -179,21 +180,24 @@ compare(my_first_query, by_position.flatten()[0].item(), "for the first query", 
 assert by_is_causal.flatten().tolist() == [1.0, 1.5]
 assert by_position.flatten().tolist() == [2.5, 3.0]
 
-# %% [markdown]
-# `is_causal` counts both queries and keys from their first. Its first query sees one key, its second sees two, and
-# the three newest keys are seen by nobody, the queries' own included. Nothing fails, and no shape is wrong. The
-# engine's own attention, through a block table:
-
 # %%
-one_head = KVSpec(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.float32)
-layer = KVStorage(one_head, 2, BLOCK_SIZE).layer(0)
-slots = AttentionBatch.build([[1, 0]], [5], [5], BLOCK_SIZE).slot_mapping
-layer.write(slots, torch.zeros(5, 1, 1), values.reshape(5, 1, 1))
-two_new = AttentionBatch.build([[1, 0]], [2], [5], BLOCK_SIZE)
-answer = backend.paged_attention(torch.zeros(2, 1, 1), layer, two_new, scale=1.0)
-assert answer.flatten().tolist() == [2.5, 3.0]
+results_of = {"first": by_is_causal.flatten().tolist(), "last": by_position.flatten().tolist()}
+show(
+    mask_corners(2, 5, results_of),
+    "Two masks of two queries by five keys. Aligned to the first key, queries see one and two; "
+    "aligned to the last, four and five.",
+)
 
 # %% [markdown]
+# A token sees itself and what stands before it: the [causal mask](../docs/glossary.md#causal-mask). The last of $q$
+# queries stands at the last of $k$ keys, so query $i$ is at position
+#
+# $$k - q + i$$
+#
+# and sees the keys up to there. `is_causal` counts both queries and keys from their first. Its first query sees one
+# key, its second sees two, and the three newest keys, the queries' own among them, are not seen at all. Nothing fails,
+# and no shape is wrong.
+#
 # **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
 # decode, with one query, needs no mask at all. A test of prefill and a test of decode both pass:
 
@@ -205,6 +209,7 @@ for length in (1, 2, 5, 17):
     assert torch.allclose(
         F.scaled_dot_product_attention(q, k, v, is_causal=True), wanted, atol=1e-6
     )
+print("whole prompts of 1, 2, 5 and 17 tokens: both masks give the same")
 
 # %% [markdown]
 # ### A prompt in pieces
@@ -238,14 +243,15 @@ for logits, stored in results.values():
     assert torch.allclose(logits[-1], whole_logits, rtol=1e-3, atol=1e-3)
     assert logits[-1].argmax() == whole_logits.argmax()
 print("the next token, three times:", repr(tokenizer.decode([int(whole_logits.argmax())])))
+print("keys, values and logits: the same, up to rounding")
 
 # %% [markdown]
-# The same logits and the same keys and values, up to rounding: other shapes add the same numbers in another order.
-# And this is no new trick. Decode *is* a chunk of one token. And a prompt whose beginning is found in a prefix cache
-# (lesson 10) has only its last chunk left to compute: somebody else has computed the others.
+# (Up to rounding, because other shapes add the same numbers in another order.) Nothing here is new: decode *is* a chunk
+# of one token. And when the beginning of a prompt is found in a prefix cache, a *prefix hit* (lesson 10), only its last
+# chunk is left to compute; another request has computed the others.
 #
 # Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there.
-# After the first four tokens the model has an opinion too:
+# After the first four tokens the model predicts something too:
 
 # %%
 early = int(results["4 + 4 + 2"][0][0].argmax())
@@ -254,14 +260,15 @@ print("the prompt goes on with:     ", repr(tokenizer.decode(sentence[4:5])))
 assert early != int(whole_logits.argmax())
 
 # %% [markdown]
-# That opinion must not become a token of the answer. Only the row of a prompt's *last* token may be sampled.
+# That prediction must not become a token of the answer. Only the row of a prompt's *last* token may be sampled.
 #
 # ### One kernel for all of it
 #
 # The engine has one Triton kernel for everything that has more than one query in it. A program takes a
 # [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads
-# that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, the rest after a prefix
-# hit, a decode. Small heads, as it runs in the interpreter; a pool full of NaN; the float64 reference beside it.
+# that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, what is left after a prefix
+# hit, a decode. The heads are small, since this runs in the interpreter; the pool is full of NaN; the float64 reference
+# says what is right. (A *warp* is 32 threads, a *stage* a tile in work or on its way; both matter on a card only.)
 
 # %%
 from minipaged.attention.kernels.arguments import Tile
@@ -281,6 +288,7 @@ order = np.random.default_rng(8).permutation(24).tolist()
 tables = [[order.pop() for _ in range(math.ceil(n / BLOCK_SIZE))] for n in seen]
 mixed_step = AttentionBatch.build(tables, new, seen, BLOCK_SIZE)
 everything = AttentionBatch.build(tables, seen, seen, BLOCK_SIZE)
+table(["a step", "new tokens", "keys"], [(name, *pair) for name, pair in STEP.items()])
 
 # %%
 HEADS, KV_HEADS, SIZE = 6, 2, 16
@@ -306,10 +314,11 @@ def by_kernel(query, layer, batch):
 
 
 output, launch = by_kernel(query, layer, mixed_step)
+print("largest error over the five sequences:", f"{float((output - expected).abs().max()):.0e}")
 assert torch.allclose(output, expected, atol=1e-5) and not output.isnan().any()
 
 # %% [markdown]
-# Right for all five. And each of them alone gives the same as in the mixed step:
+# Right for all five. Does each get the same when it is computed alone?
 
 # %%
 for blocks, n, context, rows, ours in zip(
@@ -317,11 +326,20 @@ for blocks, n, context, rows, ours in zip(
 ):
     alone = AttentionBatch.build([blocks], [n], [context], BLOCK_SIZE)
     assert torch.equal(by_kernel(rows.contiguous(), layer, alone)[0], ours)
+print("all five, alone and in the mixed step: equal, bit for bit")
 
 # %% [markdown]
-# **Which program works for whom?** The grid is one long row of tiles, and sequences have different numbers of them.
-# Nobody writes a list: sequence $i$ starts with tile `query_start[i] // TOKENS + i`, and a program finds its sequence
-# by binary search in `query_start`. In plain Python, every tile and what it has to do:
+# **Which program works for whom?** The grid is one long line of tiles, and sequences need different numbers of them.
+# The trick, taken from vLLM, is to give each sequence *one tile more* than its tokens might fill. With tiles of 8 tokens:
+#
+# ```
+# tokens       |  A: 20 tokens           | B: 1 |  C: 9 tokens    |     query_start  0, 20, 21
+# tiles        |  A 8  |  A 8  |  A 4  |  B 1  |  C 8  |  C 1  |        first tiles  0,  3,  4
+#                 0       1       2       3       4       5              = query_start // 8 + number of the sequence
+# ```
+#
+# So no list is needed: a program finds its sequence by binary search in `query_start`. In plain Python, for the step
+# above, every tile and what it has to do:
 
 # %%
 GROUP = HEADS // KV_HEADS  # query heads that share a KV head
@@ -345,17 +363,17 @@ assert launch.grid == (KV_HEADS, sum(new) // TOKENS + len(new))
 assert idle < len(new) and tile.rows - TOKENS * GROUP == 1
 
 # %% [markdown]
-# There can never be more idle tiles than sequences: each has at most one more place than it needs. A rectangle of
-# programs, sequences times the tiles of the longest, would be the padding that we have just got rid of.
+# There can never be more idle tiles than sequences. A rectangle of programs, as wide as the longest sequence, would be
+# the padding that we have just got rid of.
 #
 # ### Why a server cuts prompts
 #
-# Now the engine, with a tiny random model, because what is counted is tokens. Eight conversations are answering.
-# After six steps a prompt of 400 tokens arrives. Once without chunks, once with a [token
-# budget](../docs/glossary.md#token-budget) of 64: no step computes more.
+# Now the engine, with a tiny random model, since we count tokens. Eight conversations are answering. After six steps a
+# prompt of 400 tokens arrives. Once without chunks, once with a [token budget](../docs/glossary.md#token-budget) of 64:
+# no step computes more.
 
 # %%
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 tiny = LoadedModel(random_llama(), None, TINY, "tiny")
@@ -363,6 +381,7 @@ CHATS, LONG, BUDGET = 8, 400, 64
 rng = np.random.default_rng(0)
 chats = [rng.integers(3, TINY.vocab_size, 7).tolist() for _ in range(CHATS)]
 long_prompt = rng.integers(3, TINY.vocab_size, LONG).tolist()
+print(CHATS, "chats of 7 tokens, and one prompt of", LONG)
 
 
 # %%
@@ -403,8 +422,7 @@ table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: dec
 # %%
 with_prompt = [prefill for prefill, _ in chunked[6:] if prefill]
 wrong_chunks = {
-    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in "
-        "every step",
+    7: "400 / 64, rounded up; but the eight conversations take eight of the 64 in every step",
     6.25: "a step is whole, and eight of its 64 tokens belong to the conversations",
 }
 compare(my_chunks, len(with_prompt), "steps", wrong_chunks)
@@ -416,10 +434,13 @@ assert with_prompt[0] == BUDGET - CHATS == 56
 assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
 (answers, _), (chunked_answers, _) = runs.values()
 assert answers == chunked_answers and len(answers) == CHATS + 1
+print(
+    "answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers)
+)
 
 # %% [markdown]
-# Decodes come first: eight of the 64 tokens. The prompt gets the other 56. Nobody misses a step, no step is long, and
-# every answer is the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
+# Decodes come first: eight of the 64 tokens. The prompt gets the other 56. None of the eight misses a step, no step is
+# long, and every answer is the same, token for token. (The ninth decode, later on, is the newcomer's own answer.)
 #
 # What do the eight notice? While a step of 408 tokens is computed, all of them stand still. SmolLM2 on this machine,
 # with a prompt of 256 tokens. (Times differ, so this output is not compared when the lesson is tested.)
@@ -436,47 +457,44 @@ for name, options in SETTINGS.items():
 table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 
 # %% [markdown]
-# The second column is the other side: the pause is shorter, and the newcomer waits longer for a first token
-# ([TTFT](../docs/glossary.md#ttft)), because it takes more steps, and each carries the others along. The budget
+# The second column is the other side: the pause is shorter, and the newcomer waits longer for its first token
+# ([TTFT](../docs/glossary.md#ttft)), because its prompt takes more steps, and each carries the others along. The budget
 # chooses between the two.
 #
 # ## The picture
 #
-# The corner, on the example above. What a query sees is blue; the number is what it gets.
+# Chunks of a prompt. All the blue rows begin at the first key and end at the diagonal: that is the corner.
 
-# %%
-results_of = {"first": by_is_causal.flatten().tolist(), "last": by_position.flatten().tolist()}
-show(
-    mask_corners(2, 5, results_of),
-    "Two masks of two queries by five keys. Aligned to the first key, queries see one and two; "
-    "aligned to the last, four and five.",
-)
-
-# %% [markdown]
-# Chunks of a prompt. Blue is computed in this step, grey before, pale later. All the blue rows end at the diagonal,
-# and they begin at the first key: that is the corner.
-
-
-# %%
-def draw(step):
-    chunk_lens = ways["4 + 4 + 2"]
-    start = sum(chunk_lens[:step])
-    stop = start + chunk_lens[step]
-    words = f"positions {start} to {stop - 1} are computed; {start} keys come from the cache"
-    return prompt_in_chunks(chunk_lens, step), words
-
-
-Stepper(3, draw, start=1)
-
-# %% [markdown]
-# And what the server did, step by step. (Step 0 computes the eight short prompts.)
 
 # %%
 show(
-    tokens_per_step({name: steps[:20] for name, steps in traces.items()}),
-    f"Tokens of each step. With whole prompts one bar of {LONG + CHATS}; with chunks "
-    f"{len(with_prompt)} bars of at most {BUDGET}.",
+    prompt_in_chunks(ways["4 + 4 + 2"], 1),
+    "A triangle of scores for ten queries, in three chunks. The four rows of the second are blue: "
+    "they begin at the first key, of which four come from the cache, and end at the diagonal.",
 )
+
+# %% [markdown]
+# And what the server did, step by step (step 0 computes the eight short prompts). Move the budget, and see what it
+# trades: the longest step, which is the pause of the chats, against the steps that the long prompt waits for.
+
+
+# %%
+def draw_budget(budget):
+    options = {"max_num_batched_tokens": budget}
+    _, trace = serve_and_interrupt(tiny, chats, long_prompt, **options)
+    steps = [(step.prefill_tokens, step.decode_tokens) for step in trace]
+    prompt_steps = sum(prefill > 0 for prefill, _ in steps[6:])
+    panels = {"whole prompts": whole[:30], f"at most {budget} tokens a step": steps[:30]}
+    return tokens_per_step(panels), (
+        f"With a budget of {budget} the longest step has {max(map(sum, steps))} tokens instead of "
+        f"{LONG + CHATS}, and the long prompt takes {prompt_steps} steps instead of one."
+    )
+
+
+budgets = ipywidgets.SelectionSlider(
+    options=[24, 32, 64, 128, 256], value=BUDGET, description="budget"
+)
+Explorable({"budget": budgets}, draw_budget)
 
 # %% [markdown]
 # ## Why
@@ -512,53 +530,29 @@ say(f"""
 assert math.floor(ridge) - 32 == 263
 
 # %% [markdown]
-# Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a budget much smaller
-# wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; lesson 07 measures those
-# of your machine.)
+# Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a much smaller budget
+# wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; the study [This
+# processor](extra/07_this_processor.ipynb) measures those of your machine.)
 #
-# **And attention?** Prefill and decode differ there as well. Llama 3 8B's heads, a context of 4096 keys, one layer;
-# only the number of queries changes.
+# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens and Llama 3 8B:
 
 # %%
 llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-CONTEXT, QUERY_HEADS = 4096, 32
-
-
-def attention_intensity(queries, context=CONTEXT):
-    """Operations per byte; the last `queries` of `context` tokens are new."""
-    pairs = sum(
-        range(context - queries + 1, context + 1)
-    )  # scores: query i sees k - q + i + 1 keys
-    in_and_out = 2 * queries * QUERY_HEADS * llama.head_size * BYTES
-    operations = 2 * 2 * pairs * QUERY_HEADS * llama.head_size
-    return operations / (context * llama.bytes_per_token + in_and_out)
-
-
-intensities = {q: attention_intensity(q) for q in (1, 16, 64, 128, 512, 4096)}
-table(["queries", "operations per byte"], [(str(q), i) for q, i in intensities.items()])
-assert 3.9 < intensities[1] < 4 and intensities[64] < ridge < intensities[128]
-
-# %% [markdown]
-# Decode is bound by memory, as lesson 07 found. A chunk of a hundred or so is bound by arithmetic.
-#
-# **What does a chunk cost?** It reads all the keys before it once more. For a prompt of 4096 tokens:
-
-# %%
-WEIGHTS = 8.03e9 * BYTES  # lesson 07 counts them
+CONTEXT, WEIGHTS = 4096, 8.03e9 * BYTES
 rows = []
-for chunk in (4096, 1024, 512, 64, 1):
+for chunk in (4096, 1024, 512, 64):
     read = sum(range(chunk, CONTEXT + 1, chunk))  # keys that the chunks read, one after the other
     kv_bytes, weight_bytes = 32 * read * llama.bytes_per_token, CONTEXT // chunk * WEIGHTS
     rows.append((str(chunk), CONTEXT // chunk, read / CONTEXT, kv_bytes / 1e9, weight_bytes / 1e9))
     assert kv_bytes < 0.04 * weight_bytes
 table(["chunk", "steps", "each key is read, times", "GB of K and V", "GB of weights"], rows)
-assert rows[2][2] == (8 + 1) / 2 and rows[-1][2] == (CONTEXT + 1) / 2
+assert rows[2][2] == (8 + 1) / 2
 
 # %% [markdown]
-# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, and is little beside the last column:
-# what a chunk really costs is one more reading of all weights. In a busy server most of it costs nothing, because the
-# decodes would have read the weights in those steps anyway. That is why chunks and decodes share their steps, and why
-# chunks are not tiny.
+# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, but is little beside the last column:
+# what a chunk really costs is reading all the weights again. In a busy server even that is nearly free, because the
+# decodes of those steps would have read the weights anyway. So chunks share their steps with decodes, and chunks are
+# not tiny.
 #
 # ## The code as it stands
 #
@@ -572,15 +566,15 @@ from minipaged.attention.kernels.prefill import prefill_kernel
 show_source(prefill_kernel.fn, sequence_of_tile.fn)
 
 # %% [markdown]
-# The positions and slots of a ragged step, without a loop over tokens; and the scheduler's share. `num_tokens` is what
-# a request still misses, or what the budget has left; a decoding request misses one token. Lesson 11 reads the rest.
+# The positions and slots of a ragged step, without a loop over tokens; and how a request is put into a step's plan.
+# `num_tokens` is what it still misses, or what the budget has left. It is sampled only if it misses no more than that.
+# (Who is put there, the scheduler decides: lesson 11.)
 
 # %%
 from minipaged.attention.batch import new_token_slots
 from minipaged.core.request import StepPlan
-from minipaged.core.scheduler import Scheduler
 
-show_source(new_token_slots, Scheduler._compute, StepPlan.add)
+show_source(new_token_slots, StepPlan.add)
 
 # %% [markdown]
 # ## What must hold
@@ -589,12 +583,12 @@ show_source(new_token_slots, Scheduler._compute, StepPlan.add)
 # |:--|:--|
 # | query i of q stands at position k − q + i | chunks and prefix hits go wrong, whole prompts do not |
 # | chunks and whole give the same keys, values and logits | answers depend on who else was there |
-# | a sequence's rows do not depend on its neighbours | the same, and somebody's text in somebody's answer |
-# | only the last token of a prompt is sampled | words in the middle of a question are taken for an answer |
+# | a sequence's rows do not depend on its neighbours | the same, and one user's text in another's answer |
+# | only the last token of a prompt is sampled | a guess from the middle of a question is taken for an answer |
 # | a step never computes more than its budget, and every token exactly once | pauses; holes in the cache |
 #
-# The first two for every cut of the prompt into two chunks, and for some into three, by the kernel; the third also with
-# the programs of the mixed step in reverse order, for a GPU promises none:
+# The first two, by the kernel, for every cut of the prompt into two chunks and for some into three. The third with the
+# programs of the mixed step in reverse order, since a GPU promises no order:
 
 # %%
 LENGTH, where = seen[2], tables[2]  # a sequence of the mixed step
@@ -615,7 +609,7 @@ for stops in cuts:
     assert torch.allclose(torch.cat(pieces), wanted, atol=1e-6)
 with reversed_programs():
     assert torch.equal(by_kernel(query, layer, mixed_step)[0], output)
-print(len(cuts), "ways to cut", LENGTH, "tokens")
+print(len(cuts), "ways to cut", LENGTH, "tokens, and the mixed step in reverse: all the same")
 
 # %% [markdown]
 # The budget, and every token once, for any budget that has room for the decodes:
@@ -626,12 +620,13 @@ for budget in (16, 17, 33, 64, 100, 512):
     assert max(step.prefill_tokens + step.decode_tokens for step in trace) <= budget
     assert sum(step.prefill_tokens for step in trace) == LONG + sum(map(len, chats))
     assert others == answers
+print("six budgets from 16 to 512: none exceeded, every token once, the same answers")
 
 # %% [markdown]
 # ## Find the bug
 #
-# A server computes ragged steps in chunks. Where are the rows that are sampled? The last row of each sequence, and
-# prefix sums know it. Its author tested it with decodes, with prompts, with both.
+# A server computes ragged steps in chunks. Which rows are sampled? The last of each sequence, and prefix sums say where
+# it is. The author tested that with decodes, with prompts, and with both.
 
 
 # %%
@@ -643,11 +638,12 @@ def rows_to_sample(query_lens):
 assert rows_to_sample([5]).tolist() == [4]
 assert rows_to_sample([1, 1, 1]).tolist() == [0, 1, 2]
 assert rows_to_sample([5, 1, 3]).tolist() == [4, 5, 8]
+print("three tests passed")
 
 # %% [markdown]
-# It ran well. Only in the busiest hours, with the token budget used up before everybody had a share, users reported
-# that in the middle of an answer there was *one word from another conversation*. In the log of such a step the query
-# lengths were `[5, 0, 3]`. **From which row does the second sequence get its token? Decide first.**
+# It ran well. Only in the busiest hours, when the token budget was used up before every request had a share, users
+# reported *one word from another conversation* in the middle of an answer. In the log of such a step the query lengths
+# were `[5, 0, 3]`. **From which row does the second sequence get its token? Decide first.**
 
 # %%
 my_row = None  # your guess: a row number, counted from 0
@@ -673,17 +669,17 @@ assert tokens[1] == tokens[0] and sampled_rows[1] == sampled_rows[0] == len(ids[
 # <details><summary><b>The cause</b></summary>
 #
 # A sequence without tokens has no last row. The formula gives the row before its place, which is the last row of its
-# *neighbour*: it gets the neighbour's next word, appends it, and goes on from there as if it had said it. Where the
+# *neighbour*: it gets the neighbour's next word, appends it, and goes on as if it had said so itself. Where the
 # sequence stands first, the row is −1, and Python takes the last row of the whole step. tt-xla had the same in a
 # padded layout (issue 5830): there row −1 was padding, all zeros, and each step without tokens appended token 0, an
 # exclamation mark.
 #
 # The cure is not a special case in the formula. In `minipaged` a sequence that gets nothing is not in the step, and
-# the plan names what is sampled (`sampled`, `sampled_from` in `add_chunk` above): only sequences whose last token is
-# computed now. That also rules out the opinions in the middle of a prompt.
+# the plan lists what is sampled (`sampled`, `sampled_from` in `StepPlan.add` above): only requests whose last token is
+# computed now. That also rules out the predictions in the middle of a prompt.
 # </details>
 #
-# The row −1, and the engine's own plans, with a budget so small that somebody always goes without:
+# The row −1, and the engine's own plans, with a budget so small that one request always goes without:
 
 # %%
 assert rows_to_sample([0, 4, 2])[0] == -1
@@ -704,48 +700,37 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. The query lengths of a step are 4, 1, 1, 6. What is <code>query_start</code>, and which rows belong to the last sequence?</summary>
-#
-# [0, 4, 5, 6, 12]. Rows 6 to 11.
-# </details>
-#
-# <details><summary>2. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
+# <details><summary>1. A prompt of 100 tokens, of which 64 are found in the prefix cache. How many queries, how many keys, where does the first query stand?</summary>
 #
 # 36 queries, 100 keys; at position 100 − 36 + 0 = 64. It sees 65 keys.
 # </details>
 #
-# <details><summary>3. Why does decode need no mask?</summary>
+# <details><summary>2. Why does decode need no mask?</summary>
 #
 # Its only query stands at the last key and sees all of them. (The keys past the sequence's end, in its last block,
 # are another matter: those are masked by the context length.)
 # </details>
 #
-# <details><summary>4. May a chunk end in the middle of a block?</summary>
+# <details><summary>3. May a chunk end in the middle of a block?</summary>
 #
-# Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is offered to others
+# Yes. The next chunk goes on in the same block: a slot follows from a position alone. A block is shared with others
 # only when it is full (lesson 10).
 # </details>
 #
-# <details><summary>5. The budget is 64 and 64 conversations are decoding. A prompt arrives. What happens?</summary>
-#
-# Decodes take the whole budget, and the prompt waits until a conversation ends. A budget should leave room for
-# prompts.
-# </details>
-#
-# <details><summary>6. Somebody wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
+# <details><summary>4. An operator wants shorter pauses and sets the budget to 16, with eight decodes. What is the price?</summary>
 #
 # Prompts advance by eight tokens a step, a long one reads its own keys again and again, and every step reads all
-# weights for 16 tokens: fewer tokens per second for everybody.
+# weights for 16 tokens only: fewer tokens per second for all.
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - All tokens of a step lie end to end. `query_start` says whose they are, and only attention asks.
+# - All tokens of a step lie end to end. `query_start` says whose they are, and only attention needs to know.
 # - Query i of q over k keys stands at position k − q + i. Masks are aligned to the last key.
 # - Whole prompts, chunks, what follows a prefix hit and decodes are one case, with one kernel.
-# - Chunks bound the longest step, so nobody stands still for somebody else's prompt. The price is some reading and a
-#   later first token for that prompt.
+# - Chunks bound the longest step, so no conversation stands still for another's prompt. The price is some reading, and
+#   a later first token for that prompt.
 # - Only the row of a prompt's last token is sampled, and a sequence that gets nothing is not in the step.
 #
 # **Write it yourself:** [exercise 08](../exercises/08_causal_chunks/08_causal_chunks.ipynb), the corner of the mask,
@@ -762,5 +747,5 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks, a token budget.
 # - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
 #   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): figure 13, requests at once.
-# - The corner: flash-attention issue 282 and pull request 436, where the mask was moved to the last key. The row −1:
-#   tt-xla issue 5830.
+# - The corner: flash-attention pull request 436, where the mask was moved to the last key. The row −1: tt-xla issue
+#   5830. Tiles without a list: vLLM's `triton_unified_attention.py` (pull request 16828).

@@ -4,10 +4,10 @@
 # Every request to a chat service begins with the same page of instructions, the system prompt. Every turn of a chat
 # begins with all turns before it. Their keys and values are computed and stored again and again. With
 # [blocks](../docs/glossary.md#block) that need not be: a [block table](../docs/glossary.md#block-table) may list a
-# block that somebody else has filled.
+# block that another request has filled.
 #
-# **You will be able to** say which tokens of a prompt need not be computed; find the name under which a block can be
-# found again, and say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
+# **You will be able to** say which tokens of a prompt need not be computed; make the hash by which a block is found
+# again, and say why a simpler one gives wrong answers; and predict which block a full pool gives up next.
 #
 # About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used when there is one.
 
@@ -19,17 +19,16 @@ import numpy as np
 import torch
 
 from minipaged import LLM, SamplingParams, load_model
-from minipaged.cache import BlockPool, BlockTable, PrefixStats
+from minipaged.cache import BlockPool, BlockTable
 from minipaged.cache import hash_block, hash_blocks, usable_hits
-from coursekit.traffic import contiguous_traffic, paged_traffic
 from coursekit.figures import show
 from coursekit.figures.sharing import eviction_queue, first_token_times
-from coursekit.figures.sharing import prefix_tree, tokens_computed
+from coursekit.figures.sharing import prefix_tree
 from coursekit.lesson import compare, pick_device, say, show_source, table
 from coursekit.widgets import Stepper
 from minipaged.engine.chat import Chat
 from minipaged.core.kv_cache_manager import KVCacheManager
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 # %% [markdown]
@@ -78,8 +77,8 @@ say(f"""
 assert 100 < common < min(lengths)
 
 # %% [markdown]
-# **How much of this has to be computed and stored, if what is the same is stored once? And how does the engine notice
-# that it is the same?** Sharing the beginnings of requests is called [prefix
+# **How much has to be computed and stored, if equal beginnings are stored once? And how does the engine notice that
+# they are equal?** Sharing the beginnings of requests is called [prefix
 # caching](../docs/glossary.md#prefix-caching).
 #
 # ## Your prediction
@@ -87,8 +86,7 @@ assert 100 < common < min(lengths)
 # Blocks of 16 tokens. Only whole blocks can be shared.
 #
 # 1. The first request is being answered when the other five arrive. How many prompt tokens are computed for all six?
-# 2. The same six, but all arrive *in the same moment*, and nobody has been here before. How many tokens does the
-#    sixth find?
+# 2. The same six, but all arrive *at the same moment*, and the cache is empty. How many tokens does the sixth find?
 # 3. A prompt of exactly 32 tokens has been answered. It comes a second time. How many of its tokens are found?
 
 # %%
@@ -101,8 +99,8 @@ my_found_of_32 = None  # your guess
 #
 # ### Six requests with one system prompt
 #
-# Once with prefix caching switched off, once with it. All else is equal: the first request runs for one step, then
-# the others come.
+# Once without prefix caching, once with it. All else is equal: the first request runs for one step, then the others
+# come.
 
 # %%
 TWELVE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -125,6 +123,7 @@ settings["max_num_batched_tokens"] = 2048  # so many steps on every machine
 without = LLM(loaded, enable_prefix_caching=False, **settings)
 sharing = LLM(loaded, **settings)
 served = {"without": serve_six(without), "sharing": serve_six(sharing)}
+print("served:", {name: len(outputs) for name, outputs in served.items()})
 
 # %% [markdown]
 # The result can be worked out in advance. The first request computes its whole prompt. Each of the others finds the
@@ -137,11 +136,16 @@ computed = {
     "without": without.stats.num_prefill_tokens,
     "sharing": sharing.stats.num_prefill_tokens,
 }
-compare(my_computed, computed["sharing"], "prompt tokens computed for six requests")
+not_in_blocks = sum(lengths) - 5 * common
+wrong = {not_in_blocks: "only whole blocks are shared, and the common beginning ends inside one"}
+compare(my_computed, computed["sharing"], "prompt tokens computed for six requests", wrong)
+hit_rate = 1 - computed["sharing"] / computed["without"]
 say(f"""
-    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}.
-    Without sharing: {computed["without"]}, which is
-    **{computed["without"] / computed["sharing"]:.1f} times** as many.
+    Predicted: {sum(lengths)} − 5 × {shared_blocks} × 16 = {predicted}. Without sharing:
+    {computed["without"]}, **{computed["without"] / computed["sharing"]:.1f} times** as many.
+
+    The *hit rate* counts tokens, since tokens are what is computed: **{hit_rate:.0%}**. Counted in
+    requests it would flatter: five of six found something, {5 / 6:.0%}.
 """)
 assert computed == {"without": sum(lengths), "sharing": predicted}
 assert [o.num_cached_tokens for o in served["sharing"]] == [0] + 5 * [shared_blocks * 16]
@@ -168,7 +172,7 @@ assert sharing.engine.pool.num_free == without.engine.pool.num_free == 120
 #
 # ### The first token
 #
-# What the user feels is the [time to first token](../docs/glossary.md#ttft). It is spent computing the prompt, so it
+# What the user notices is the [time to first token](../docs/glossary.md#ttft). It is spent computing the prompt, so it
 # should shrink with what is left to compute. (Times differ from machine to machine and from run to run; yours are in
 # the figure.)
 
@@ -181,18 +185,22 @@ show(figure, "Time to first token of six requests; requests 2 to 6 wait less wit
 print(sharing.get_tokenizer().decode(served["sharing"][1].outputs[0].token_ids))
 
 # %% [markdown]
-# The first request gains nothing. Somebody has to be the first.
+# The first request gains nothing: for it nothing was in the cache.
 #
 # ### All at once
 #
-# And if there is no first one? Empty the cache, and let all six come in the same moment.
+# And if there is no first one? Empty the cache, and let all six come at the same moment.
 
 # %%
 assert sharing.reset_prefix_cache()
 steps_before = len(sharing.trace)
 burst = sharing.generate([{"prompt_token_ids": p} for p in prompts], TWELVE, use_tqdm=False)
 found_in_burst = [output.num_cached_tokens for output in burst]
-compare(my_found_in_a_burst, found_in_burst[-1], "tokens found by the sixth of a burst")
+wrong_burst = {
+    0: "the block it needs is not computed yet, true; but it will be by the time it is read"
+}
+unit = "tokens found by the sixth of a burst"
+compare(my_found_in_a_burst, found_in_burst[-1], unit, wrong_burst)
 first_step = sharing.trace[steps_before]
 say(f"""
     Found by the six: {", ".join(map(str, found_in_burst))}. They entered in one step, which
@@ -204,21 +212,21 @@ for one, other in zip(served["without"], burst, strict=True):
     assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 # %% [markdown]
-# As few as when one came before the others. And yet the blocks that the second request lists are still empty when it
-# is admitted. That does no harm, for nobody reads them yet. A step is planned first and computed afterwards, layer by
-# layer, and each layer writes the keys and values of *all* tokens of the step before any query reads (*write before
-# read*, lesson 01). When the second request's queries read in layer 7, the first one's keys of layer 7 are there. So
-# whoever is admitted may also list what others compute *in the same step*: blocks **in flight**.
+# As few computed as when one came before the others. And yet the blocks that the second request lists are still empty
+# when it is admitted. That does no harm, because they are not read yet. A step is planned first and computed afterwards,
+# layer by layer, and each layer writes the keys and values of *all* tokens of the step before any query reads (*write
+# before read*, lesson 01). When the second request's queries read in layer 7, the first one's keys of layer 7 are
+# there. So a request may also list blocks that others fill *in the same step*: blocks **in flight**.
 #
-# No one waits for it. The other way would be to hold the five back for one step. That step would compute less than it
-# could, and one would need rules: is a single shared block worth waiting for? What if the one that computes it is
-# aborted?
+# This is vLLM's way too: it indexes a block when it is scheduled. The alternative is to hold the five back for one
+# step. That step would compute less than it could, and it takes rules: is a single shared block worth waiting for? What
+# if the request that computes it is aborted?
 #
 # ### A prompt that is found whole
 #
 # 32 tokens are two whole blocks. Both are in the cache when the same prompt comes again. A tiny model with random
 # weights is enough for this, and for much of what follows: which blocks are found does not depend on what the model
-# thinks.
+# says.
 
 # %%
 tiny = LoadedModel(random_llama(device=device), None, TINY, "tiny")
@@ -246,9 +254,9 @@ for n, prompt in once.items():
 table(["tokens of the prompt", "in whole blocks", "found", "computed"], rows)
 wrong_found_of_32 = {
     32: "all of it is in the cache, but the last token must be computed, since its "
-        "logits are needed; and only whole blocks are shared",
+    "logits are needed; and only whole blocks are shared",
     31: "one token must be computed, yes; but only whole blocks can be shared, so it "
-        "is the whole last block",
+    "is the whole last block",
     0: "the first block is found; only the last one is computed again",
 }
 compare(my_found_of_32, rows[1][2], "tokens found of 32", wrong_found_of_32)
@@ -261,8 +269,8 @@ assert [row[2] for row in rows] == [16, 16, 32, 32]
 #
 # ### A chat
 #
-# Each turn's prompt is all that was said before, and a new question. Instructions apart, nobody else says the same;
-# but the chat finds *itself*. `Chat` keeps the token ids that it has sent and received.
+# The prompt of each turn is all that was said before, and a new question. Apart from the instructions no other request
+# begins the same way; but the chat finds *itself*. `Chat` keeps the token ids that it has sent and received.
 
 # %%
 chat = Chat(sharing, system=SYSTEM)
@@ -289,25 +297,8 @@ assert [turn.num_cached_tokens for turn in answers[1:]] == [
 #
 # ## The picture
 #
-# What was computed for the six requests:
-
-# %%
-ways = {
-    name: [
-        (output.num_cached_tokens, len(output.prompt_token_ids) - output.num_cached_tokens)
-        for output in outputs
-    ]
-    for name, outputs in served.items()
-}
-show(
-    tokens_computed(ways),
-    f"Prompt tokens of six requests: {computed['without']} computed without sharing, "
-    f"{computed['sharing']} with it.",
-)
-
-# %% [markdown]
-# How the blocks lie. Four requests in blocks of four tokens; the letters in a block are the beginning of its name, of
-# which more in a moment. A block without a name is not full yet.
+# How the blocks lie. Four requests in blocks of four tokens. A full block is found by its **hash**, of which more in a
+# moment; the letters in a block are the beginning of it. A block without one is not full yet.
 
 # %%
 A, B, C, D = list(range(4)), list(range(10, 14)), list(range(20, 24)), list(range(30, 34))
@@ -320,12 +311,12 @@ texts = {
 
 
 def admit(pool, tokens, block_size=4):
-    """What the engine does with a prompt: look up, adopt, take the rest, compute, offer."""
-    names = hash_blocks(tokens, block_size)
-    hits = pool.lookup(names[: usable_hits(len(tokens), block_size)])
+    """What the engine does with a prompt: look up, adopt, take the rest, compute, publish."""
+    hashes = hash_blocks(tokens, block_size)
+    hits = pool.lookup(hashes[: usable_hits(len(tokens), block_size)])
     one = BlockTable(pool, block_size)
     assert one.begin(hits, len(tokens))
-    one.publish(names, len(tokens))
+    one.publish(hashes, len(tokens))
     return one
 
 
@@ -352,37 +343,37 @@ assert tables["D B + 1 token"].blocks[1] not in tables["A B + 3 tokens"].blocks
 
 # %% [markdown]
 # The shared blocks, blue, have a [reference count](../docs/glossary.md#reference-count) of three: they are free when
-# the last of the three has ended. Nobody ever writes into them, because they are full. So unlike in lesson 09 nothing
-# is copied.
+# the last of the three has ended. They are full, so they are never written again, and unlike in lesson 09 nothing is
+# copied.
 #
-# Look at blocks 1 and 8. Both hold the four tokens of B, and they have different names. Why?
+# Look at blocks 1 and 8. Both hold the four tokens of B, and they have different hashes. Why?
 #
 # ## Why
 #
-# ### A name contains the past
+# ### A hash contains the past
 #
-# Suppose a block were named by its own tokens alone. Two requests are served: `A A'` and `B B'`. Then comes `B A'`: a
-# beginning that has been seen, and a second block that has been seen. Just not together.
+# Suppose a block's hash were made of its own tokens alone. Two requests are served: `A A'` and `B B'`. Then comes
+# `B A'`: a beginning that has been seen, and a second block that has been seen. Just not together.
 
 # %%
 TWOS = [[1, 2, 7, 8], [3, 4, 5, 6]]
 new = [3, 4, 7, 8, 9]
 
 
-def names_of_tokens(tokens):
+def hashes_of_tokens(tokens):
     """Each block by its own tokens: no parent."""
     return [hash_block(None, tokens[i : i + 2]) for i in range(0, len(tokens) - 1, 2)]
 
 
 tokens_found = {}
-for words, naming in (("own tokens", names_of_tokens), ("chain", lambda t: hash_blocks(t, 2))):
+for words, hashing in (("own tokens", hashes_of_tokens), ("chain", lambda t: hash_blocks(t, 2))):
     pool = BlockPool(8)
     for tokens in TWOS:
         one = BlockTable(pool, 2)
         one.append(4)
-        one.publish(naming(tokens), 4)
-    tokens_found[words] = 2 * len(pool.lookup(naming(new)))
-print(tokens_found)
+        one.publish(hashing(tokens), 4)
+    tokens_found[words] = 2 * len(pool.lookup(hashing(new)))
+print("tokens found, by the kind of hash:", tokens_found)
 assert tokens_found == {"own tokens": 4, "chain": 2}
 
 # %% [markdown]
@@ -404,20 +395,21 @@ assert not torch.allclose(keys[0][1], keys[1][1], atol=1e-2)
 
 # %% [markdown]
 # In the first layer a key depends on its token and position alone. From the second layer on it is computed from what
-# attention has collected from *all tokens before*. A block that is spliced in after another beginning gives no error:
-# it gives an answer to a text that nobody wrote.
+# attention has collected from *all tokens before*. A block that is put after another beginning raises no error: the
+# model answers a text that was never sent.
 #
-# So the name of a block, its [prefix hash](../docs/glossary.md#prefix-hash), is a digest of **the name of the block
-# before it** and its own tokens: a chain. One name stands for everything from the first token on. Change the first
-# token, and all names change.
+# So the [prefix hash](../docs/glossary.md#prefix-hash) of a block is a digest of **the hash of the block before it** and
+# its own tokens: a chain. One hash stands for everything from the first token on. Change the first token, and all
+# hashes change.
 #
-# `sha256` is not the fastest digest. But two texts that get the same name share keys, and nothing in the engine
-# compares the tokens afterwards. With Python's own `hash`, two such texts are easily found, as the last lines show.
+# `sha256` is not the fastest digest. But two texts with the same hash would share keys, and nothing in the engine
+# compares the tokens afterwards. With Python's own `hash`, such texts are easily found.
 
 # %%
 show_source(hash_block, hash_blocks)
 changed = hash_blocks([99, *texts["A B C + 1 token"][1:]], 4)
 assert not set(changed) & set(hash_blocks(texts["A B C + 1 token"], 4))
+print("Python's hash of (-1,) and (-2,): equal?", hash((-1,)) == hash((-2,)))
 assert hash((-1,)) == hash((-2,)) and hash(1) == hash(True) == hash(1.0)
 assert hash_block(None, [-1]) != hash_block(None, [-2])
 
@@ -436,35 +428,34 @@ rows = []
 for step in range(1, 5):
     llm.engine.step()
     (request,) = llm.engine.scheduler.running
-    offered = llm.engine.pool.lookup(hash_blocks(request.tokens, 4))
+    published = llm.engine.pool.lookup(hash_blocks(request.tokens, 4))
     rows.append(
-        (f"step {step}", request.num_computed, len(request.table.blocks), 4 * len(offered))
+        (f"step {step}", request.num_computed, len(request.table.blocks), 4 * len(published))
     )
-table(["after", "tokens computed", "blocks taken", "tokens offered"], rows)
+table(["after", "tokens computed", "blocks taken", "tokens published"], rows)
 assert [row[1] for row in rows] == [6, 10, 11, 12]
 assert [row[3] for row in rows] == [4, 8, 8, 12]
 assert llm.engine.abort_request("slow")
 
 # %% [markdown]
-# In step 1 the request has two blocks, and offers one: the other has slots that nothing has been written to. In step
-# 4 the *answer* fills a block, and that is offered too. A chat lives on this.
+# In step 1 the request has two blocks, and publishes one: the other has slots that nothing has been written to. In step
+# 4 the *answer* fills a block, and that is published too. A chat depends on this.
 #
-# A block gets its name when the step that fills it is planned, so the requests planned next find it, in flight. If
-# that step fails, the engine takes back the names of all blocks that it had not filled: no name stands for keys that
-# were never written.
+# A block is published when the step that fills it is planned, so the requests planned next find it, in flight. If that
+# step fails, the engine withdraws all blocks that it had not filled: no hash stands for keys that were never written.
 #
 # ### What is given up first
 #
-# When a request ends, its blocks are free, but what is in them is kept for as long as nobody needs the room. A free
-# block is **blank** or **cached**. If the pool needs a block, which one does it take? Giving up a cached block is
-# called [eviction](../docs/glossary.md#eviction). Three rules:
+# When a request ends, its blocks are free, but their content is kept as long as the room is not needed. A free block is
+# **blank** or **cached**. Which one does the pool take next? Giving up a cached block is called
+# [eviction](../docs/glossary.md#eviction). Three rules:
 #
 # 1. blank ones first: they cost nothing;
 # 2. then the cached one that was used longest ago ([LRU](../docs/glossary.md#lru));
 # 3. of one request, the *last* block first. Without its first block the others could never be found.
 #
-# Follow a pool of eight blocks of four tokens. A wants 11 tokens, B wants 12, then a request comes that begins like
-# A, and at last D wants 20. **At each step, say what is taken next, before you look at the lower row.**
+# Follow a pool of eight blocks of four tokens. A needs 11 tokens, B needs 12, then comes C, which begins like A, and
+# finally D, which needs 20. **At each step, say what is taken next, before you look at the lower row.**
 
 # %%
 pool, labels, contents, history = BlockPool(8), {}, {}, []
@@ -483,9 +474,9 @@ def note(words):
 
 
 def run(name, tokens):
-    """Admit a request and write on its blocks whose they are: the one's who filled them."""
+    """Admit a request and label its blocks: by the request that filled them."""
     one = admit(pool, tokens)
-    keys = [*hash_blocks(tokens, 4), name]  # a tail has no name
+    keys = [*hash_blocks(tokens, 4), name]  # a tail has no hash
     for place, block in enumerate(one.blocks):
         contents[block] = labels.setdefault(keys[place], f"{name}{place}")
     note(f"{name} runs: {len(tokens)} tokens.")
@@ -499,7 +490,8 @@ for name, tokens in (("A", text_a[:11]), ("B", text_b[:12]), ("C", [*text_a[:8],
     note(f"{name} has ended.")
 run("D", text_d)
 orders = [order for _, _, order in history]
-assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]  # A's unnamed tail is blank; its chain goes tail first
+# A's unfilled tail is blank; its chain goes tail first
+assert orders[2] == [2, 3, 4, 5, 6, 7, 1, 0]
 assert orders[4][-5:] == [1, 0, 4, 3, 2]  # A is older than B
 assert orders[6][-5:] == [4, 3, 2, 1, 0]  # C has found A's blocks: now B is older
 left = {
@@ -510,6 +502,7 @@ print("tokens that can still be found:", left)
 assert left == {"A": 8, "B": 4}
 
 
+# %%
 def draw(step):
     words, states, order = history[step]
     figure = eviction_queue(states, order)
@@ -517,20 +510,24 @@ def draw(step):
     return figure, f"{words} {upcoming}"
 
 
-Stepper(len(history), draw, start=6)
+shows = (
+    "Above, eight blocks: held, cached with the letter of the request that filled them, or blank. "
+    "Below, the order in which free blocks are taken."
+)
+Stepper(len(history), draw, start=7, shows=shows)
 
 # %% [markdown]
-# What can still be found after D has taken its five blocks was printed above. Of A everything, because C has used it
-# since. Of B the *first* block, so its tokens can still be found: tail first. The other way round B would keep one
-# block in memory that no lookup ever reaches.
+# D has taken its five blocks, and the surprise is what is left (printed above): of A everything, although A came first,
+# because C has used it since; of B the *first* block, so that four of its tokens can still be found. The other way
+# round, B would keep a block in memory that no lookup ever reaches.
 #
 # The order needs no clock and no sorting. A block is appended to a queue when it becomes free, and removed from
-# wherever it is when somebody finds it; a request frees its blocks tail first. That is all.
+# wherever it is when it is found; a request frees its blocks tail first. That is all.
 #
 # ### Salts
 #
-# Time to first token tells whether somebody has asked the same before. Between strangers that is a leak. A [cache
-# salt](../docs/glossary.md#cache-salt) goes into the name of the first block, and the chain carries it to all others:
+# The time to first token tells whether the same was asked before. Between strangers that is a leak. A [cache
+# salt](../docs/glossary.md#cache-salt) goes into the hash of the first block, and the chain carries it to all others:
 
 # %%
 llm = tiny_llm(4, 20)
@@ -543,157 +540,37 @@ print("clinic, clinic, school, no salt:", by_salt)
 assert by_salt == [0, 8, 0, 0]
 
 # %% [markdown]
-# ### How well does it work?
+# More requests at once are not yet more tokens per second: sharing saves storing the prefix and computing it, **not
+# reading it**. Each request's attention still reads all its keys. What that means for the figures of the PagedAttention
+# paper is worked out in the study [Shared prefixes, beside the paper](extra/10_shared_prefixes.ipynb).
 #
-# The hit rate is counted in *tokens*, as tokens are what is computed. Counted in requests it would flatter:
-
-# %%
-stats = PrefixStats()
-for output in served["sharing"]:
-    stats.record(len(output.prompt_token_ids), output.num_cached_tokens)
-say(f"""
-    Five of six requests found something: {5 / 6:.0%}. But of {stats.queries} tokens
-    **{stats.hits}** were found: **{stats.hit_rate:.0%}**.
-""")
-assert stats.hits == computed["without"] - computed["sharing"] and 0.6 < stats.hit_rate < 5 / 6
-
-# %% [markdown]
-# ## Beside the paper
-#
-# The PagedAttention paper (section 6.4) translates sentences with LLaMA-13B. Before each stand an instruction and
-# examples: one (80 tokens), or five (341 tokens). With the prefix shared it reports 1.67 and 3.58 times the
-# throughput of "Orca (Oracle)", which reserves strips of the true length and shares nothing. What should we expect?
-#
-# The sentences' lengths are not given there, but they can be estimated: four more examples cost 261 tokens.
-
-# %%
-PAPER = {80: 1.67, 341: 3.58}  # tokens of the prefix: factor of throughput
-BUDGET = 14_648  # slots of a 40 GB card, as in lesson 03
-example = (341 - 80) / 4
-rng = np.random.default_rng(10)
-own = np.stack([rng.poisson(30, 3000) + 1, rng.poisson(35, 3000) + 1], axis=1)
-say(
-    f"An example, a sentence and its translation, has about {example:.0f} tokens. We take 30 for "
-    f"the sentence and 35 for the answer, on average."
-)
-assert abs(example - 65) < 1
-
-at_once = {}
-for length in PAPER:
-    whole_blocks, rest = divmod(length, 16)
-    at_once[length] = {
-        "strips": contiguous_traffic(own + np.array([length, 0]), BUDGET, 2048, "oracle").running,
-        "blocks": paged_traffic(own + np.array([length, 0]), BUDGET, 16).running,
-        "shared": paged_traffic(own + np.array([rest, 0]), BUDGET - whole_blocks * 16, 16).running,
-    }
-
-# %% [markdown]
-# More requests at once is not yet more throughput: a step with more requests takes longer. Two numbers of the card
-# say how long at least, as in a [roofline](../docs/glossary.md#roofline): the weights and *all* keys must be read,
-# and each token costs two operations for each weight. Sharing saves storing the prefix and computing it, **not
-# reading it**: each request's attention still reads all its keys.
-
-# %%
-# LLaMA-13B in 16 bits: weights, and bytes of keys and values per token
-WEIGHTS, KEY_BYTES = 13e9, 40 * 2 * 5120 * 2
-BYTES_PER_S, OPERATIONS_PER_S = 1.555e12, 312e12  # an A100 with 40 GB
-
-
-def tokens_per_second(running, prefix, prefix_computed):
-    """Upper limit for answers of 36 tokens to sentences of 31, after a prefix."""
-    context = prefix + 31 + 36 / 2
-    reading = (2 * WEIGHTS + running * context * KEY_BYTES) / BYTES_PER_S
-    computing = running * (1 + (prefix_computed + 31) / 36) * 2 * WEIGHTS / OPERATIONS_PER_S
-    return running / max(reading, computing)
-
-
-rows, limits = [], {}
-for n, counts in at_once.items():
-    speed = tokens_per_second(counts["strips"], n, n)
-    limits[n] = tokens_per_second(counts["shared"], n, n % 16) / speed
-    rows.append((f"{n} tokens", counts["shared"] / counts["strips"], limits[n], PAPER[n]))
-table(["prefix", "requests at once, factor", "tokens a second, factor", "paper"], rows)
-assert 2.5 < rows[0][1] < 3.2 and 6.5 < rows[1][1] < 8
-assert 2.0 < limits[80] < 2.4 and 3.2 < limits[341] < 3.6
-
-# %%
-split = {n: (c["blocks"] / c["strips"], c["shared"] / c["blocks"]) for n, c in at_once.items()}
-say(f"""
-    Of the requests at once, blocks alone give a factor of {split[80][0]:.2f} and
-    {split[341][0]:.2f}; sharing gives another {split[80][1]:.1f} and {split[341][1]:.1f}.
-    The speed that follows is {limits[80]:.1f} and {limits[341]:.1f}, where the paper has
-    {PAPER[80]} and {PAPER[341]}.
-""")
-assert all(blocks < 1.3 < shared for blocks, shared in split.values())
-assert limits[80] > PAPER[80] and limits[341] < PAPER[341]
-
-# %% [markdown]
-# The right size, and the right order. For the short prefix our limit lies above theirs, for the long one a little
-# below. Such an estimate is not better than that: the lengths are guessed from two numbers; no kernel reaches the
-# card's full speed, and those of strips and of blocks miss it by different amounts; and the paper compares the rates
-# of requests that each server bears before its latency runs away, not full servers. What it does explain is why seven
-# times as many requests are not seven times the speed.
-#
-# Does the engine's own scheduler get that many requests in? A small pool, the tiny model, the same kind of requests:
-
-
-# %%
-def running_at_once(length, caching):
-    """Mean number of requests that ran while others waited, in a pool of 120 blocks."""
-    llm = tiny_llm(16, 120, enable_prefix_caching=caching)
-    prefix = rng.integers(0, 256, length).tolist()
-    found(llm, [{"prompt_token_ids": prefix}])
-    llm.trace.clear()
-    for i, (asked, answered) in enumerate(own[:90].tolist()):
-        params = SamplingParams(temperature=0, max_tokens=answered, ignore_eos=True)
-        llm.engine.add_request(str(i), prefix + rng.integers(0, 256, asked).tolist(), params)
-    while llm.engine.has_unfinished_requests():
-        llm.engine.step()
-    return float(np.mean([record.running for record in llm.trace if record.waiting]))
-
-
-# %%
-rows = []
-for length in PAPER:
-    for words, caching in (("not shared", False), ("shared", True)):
-        kept = length // 16 * 16 if caching else 0
-        expected = paged_traffic(
-            own[:90] + np.array([length - kept, 0]), 120 * 16 - kept, 16
-        ).running
-        measured = running_at_once(length, caching)
-        rows.append((f"{length} tokens, {words}", expected, measured))
-        assert abs(measured / expected - 1) < 0.15
-table(["prefix", "predicted at once", "measured"], rows)
-assert rows[1][2] > 2 * rows[0][2] and rows[3][2] > 4 * rows[2][2]
-
-# %% [markdown]
 # ## The code as it stands
 #
-# Looking up, sharing and offering, in the pool. `lookup` stops at the first name that is not known. `_take` is where
-# eviction happens, and where a block loses its name. The rest is the engine's: what a request may take; what it
-# finds; what it offers as soon as it is planned; and what is withdrawn when a step was cut short.
+# Looking up and publishing, in the pool (`share` and `free` are lesson 09's). `lookup` stops at the first hash that is
+# not known. `_take` is where eviction happens, and where a block loses its hash. The rest is the `KVCacheManager`, which
+# stands between scheduler and pool: what a request finds, and what it publishes as soon as it is planned.
 
 # %%
-show_source(BlockPool.lookup, BlockPool.share, BlockPool.free, BlockPool.publish)
+show_source(BlockPool.lookup, BlockPool.publish)
 show_source(BlockPool._take, BlockPool._remove_from_index)
 show_source(usable_hits)
-show_source(KVCacheManager.find_hits, KVCacheManager.index, KVCacheManager.take_all_back)
+show_source(KVCacheManager.find_hits, KVCacheManager.index)
 
 # %% [markdown]
 # ## What must hold
 #
 # | | if it does not |
 # |:--|:--|
-# | a name stands for all tokens from the first on | keys of another text, no error |
-# | a block that is handed to somebody else loses its name | the same, and only in a pool that has been full |
-# | only full blocks are offered, and none that a failed step was to fill | keys that were never written |
-# | in each layer a step writes all its keys before it reads any | the same, for those who share within a step |
+# | a hash stands for all tokens from the first on | keys of another text, no error |
+# | a block that is handed out again loses its hash | the same, and only in a pool that has been full |
+# | only full blocks are published, and none that a failed step was to fill | keys that were never written |
+# | in each layer a step writes all its keys before it reads any | the same, for requests that share within a step |
 # | at least one token is computed | no logits, or a crash for just those prompts that fit exactly |
 # | what is found is held before a new block is taken | a request evicts what it has just found |
-# | a chain is given up from its tail | blocks in memory that nobody can find |
+# | a chain is given up from its tail | blocks in memory that no lookup reaches |
 #
-# Let the first two be watched for two thousand random requests, in a pool that is always too small. We note for each
-# block the *text* it was filled for.
+# The first two, over two thousand random requests in a pool that is always too small. We note for each block the *text*
+# it was filled for.
 
 # %%
 rng = np.random.default_rng(1)
@@ -714,15 +591,16 @@ for _ in range(2000):
         running.append(one)
         hit_tokens += 2 * len(hits)
     pool.check_invariants(running)
+print(hit_tokens, "tokens found, each in a block filled for the very same text")
 assert hit_tokens > 1000
 
 # %% [markdown]
 # ## Find the bug
 #
-# A small engine names its blocks as it should, by chains. When a block is handed out again, its old entry stays in
-# the index: cleaning up would cost time, and there is a guard. Before a block is used, its *tokens* are compared with
-# those that are wanted. If they differ, the entry is old, and it does not count. A free list, first in, first out;
-# blocks of two.
+# A small engine hashes its blocks as it should, in chains. When a block is handed out again, its old entry stays in the
+# index: cleaning up would cost time, and there is a guard. Before a block is used, its *tokens* are compared with those
+# that are wanted. If they differ, the entry is old and does not count. The free list is first in, first out; blocks have
+# two tokens.
 
 
 # %%
@@ -732,16 +610,16 @@ class GuardedCache:
         self.tokens, self.index = {}, {}
 
     def run_to_the_end(self, text):
-        names = hash_blocks(text, 2)
-        blocks = [self.free.popleft() for _ in names]
-        for place, (name, block) in enumerate(zip(names, blocks, strict=True)):
-            self.index[name] = block
+        hashes = hash_blocks(text, 2)
+        blocks = [self.free.popleft() for _ in hashes]
+        for place, (block_hash, block) in enumerate(zip(hashes, blocks, strict=True)):
+            self.index[block_hash] = block
             self.tokens[block] = text[2 * place : 2 * place + 2]
         self.free.extend(reversed(blocks))  # tail first
 
     def num_found(self, text):
-        for place, name in enumerate(hash_blocks(text, 2)):
-            block = self.index.get(name)
+        for place, block_hash in enumerate(hash_blocks(text, 2)):
+            block = self.index.get(block_hash)
             if block is None or self.tokens[block] != text[2 * place : 2 * place + 2]:
                 return 2 * place
         return len(text) // 2 * 2
@@ -756,12 +634,13 @@ tested.run_to_the_end([1, 2, 7, 8])
 assert tested.num_found([1, 2, 7, 8, 9]) == 4
 tested.run_to_the_end([3, 4, 5, 6, 0, 0])
 assert tested.num_found([1, 2, 7, 8, 9]) == 0
+print("the test passes")
 
 # %% [markdown]
-# In use, the answers are right for hours. Then, once in a while, an assistant answers as if its instructions had been
-# different ones. It never happens in a pool that is large enough. Three blocks, and two requests that end: `1 2 7 8`,
-# then `3 4 7 8`. Then `1 2 7 8 9` comes. **How many of its tokens may be taken from the cache, and how many does the
-# guard let through? Decide first.**
+# In use, the answers are right for hours. Then, once in a while, an assistant answers as if it had been given other
+# instructions. It never happens in a pool that is large enough. Three blocks, and two requests that end: `1 2 7 8`, then
+# `3 4 7 8`. Then comes `1 2 7 8 9`. **How many of its tokens may be taken from the cache, and how many does the guard
+# let through? Decide first.**
 
 # %%
 my_right_tokens = None  # your guess
@@ -775,8 +654,12 @@ for text in ([1, 2, 7, 8], [3, 4, 7, 8]):
 wanted = [1, 2, 7, 8, 9]
 right = 2 * len(pool.lookup(hash_blocks(wanted, 2)))
 let_through = guarded.num_found(wanted)
-compare(my_right_tokens, right, "tokens that may be taken")
-compare(my_guarded_tokens, let_through, "tokens that the guard lets through")
+wrong_right = {4: "the block with 7 8 has been filled again, after 3 4 instead of 1 2"}
+wrong_guarded = {
+    2: "the old entry leads to a block whose tokens are 7 8 again: the guard sees no difference"
+}
+compare(my_right_tokens, right, "tokens that may be taken", wrong_right)
+compare(my_guarded_tokens, let_through, "tokens that the guard lets through", wrong_guarded)
 assert (right, let_through) == (2, 4)
 
 # %% [markdown]
@@ -787,72 +670,66 @@ assert (right, let_through) == (2, 4)
 # that from the second layer on they depend on what stands before. With long texts it is not rare: the same question
 # after two instructions of the same length is enough.
 #
-# The cure is either of two: remove the name when the block is handed out (`_remove_from_index`), or keep the block's
-# *name* with it and compare that. nano-vllm had this bug (issue 163), and vLLM several of its kind (pull requests
-# 4761 and 44237).
+# There are two cures: remove the hash when the block is handed out (`_remove_from_index`), or keep the block's *hash*
+# with it and compare that. nano-vllm had this bug (issue 163), and vLLM one of its kind in an earlier engine (pull
+# requests 4761 and 4764: a block that was evicted stayed in the index).
 # </details>
 #
-# The proof: whose block it is, and what is found once the old entry is gone.
+# The proof: two hashes lead to the block, and without the old one the right number is found.
 
 # %%
 stale = guarded.index[hash_blocks(wanted, 2)[1]]
-owners = [name for name, block in guarded.index.items() if block == stale]
+owners = [block_hash for block_hash, block in guarded.index.items() if block == stale]
 assert owners == [hash_blocks([1, 2, 7, 8], 2)[1], hash_blocks([3, 4, 7, 8], 2)[1]]
-print(f"block {stale} stands in the index under {len(owners)} names; only the last is true")
-guarded.index = {name: b for name, b in guarded.index.items() if name != owners[0]}
+print(f"block {stale} stands in the index under {len(owners)} hashes; only the last is true")
+guarded.index = {h: b for h, b in guarded.index.items() if h != owners[0]}
 assert guarded.num_found(wanted) == right
-show_source(BlockPool._find_index_fault)
 
 # %% [markdown]
-# `check_invariants` would have found it in the first test: an index and the blocks' own names that disagree.
+# `check_invariants` would have found it in the first test: the index and the blocks' own hashes disagree.
 #
 # ## Check yourself
 #
 # <details><summary>1. The system prompt of a service begins with the time of day. What is shared?</summary>
 #
-# Nothing but what stands before the time: a name contains everything before it. Put what changes at the end.
+# Only what stands before the time: a hash contains everything before it. Put what changes at the end.
 # </details>
 #
-# <details><summary>2. Blocks of 16. A common beginning of 47 tokens. How many are shared, and how many with blocks of 8?</summary>
-#
-# 32, and 40. Only whole blocks have a name; smaller blocks share a little more.
-# </details>
-#
-# <details><summary>3. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
+# <details><summary>2. A request wants the log-probabilities of its prompt. May it use the cache?</summary>
 #
 # No: it needs the logits of every token, and those are not stored. But its blocks can be found by others.
 # </details>
 #
-# <details><summary>4. Why does <code>Chat</code> keep token ids, and not the text?</summary>
+# <details><summary>3. Why does <code>Chat</code> keep token ids, and not the text?</summary>
 #
 # The model may have written a word in two tokens that a tokenizer reads back as one. The text is the same, the tokens
-# are not, and from there on no name is found.
+# are not, and from there on no hash is found.
 # </details>
 #
-# <details><summary>5. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
+# <details><summary>4. A request finds two cached blocks and needs two new ones; there are only three free blocks, the two it found among them. Does it fit?</summary>
 #
 # No. The two it found are free, and taking them makes them held: one is left. Counting them as free *and* as found is a
-# classical mistake; `BlockTable.begin` counts them once.
+# classic mistake; `BlockTable.begin` counts them once.
 # </details>
 #
-# <details><summary>6. Does sharing make decoding faster?</summary>
+# <details><summary>5. Does sharing make decoding faster?</summary>
 #
-# Not one step of it. Every key is still read, by each request. It saves memory, so more requests run at once, and it
-# saves computing prompts.
+# No. Every key is still read, by each request. It saves memory, so more requests run at once, and it saves computing
+# prompts.
 # </details>
 
 # %% [markdown]
 # ## Summary
 #
-# - A full block whose keys are stored is offered under a name: a digest of the name before it and its own tokens.
-# - A request takes the longest run of names that are known, and computes the rest: at least one token.
+# - A full block is published under a hash: a digest of the hash before it and its own tokens.
+# - A request takes the longest run of hashes that are known, and computes the rest: at least one token.
 # - Requests that enter in the same step share as well: the first computes, the others read what it has just written.
 # - Ended requests leave their blocks in the cache. Blank blocks are taken first, then the least recently used, each
 #   chain from its tail.
 # - Saved: prompt tokens, time to first token, memory. Not saved: reading.
-# - A block that is reused loses its name. Comparing tokens is not enough.
+# - A block that is reused loses its hash. Comparing tokens is not enough.
 #
-# **Write it yourself:** [exercise 10](../exercises/10_prefix_cache/10_prefix_cache.ipynb), names that contain the
+# **Write it yourself:** [exercise 10](../exercises/10_prefix_cache/10_prefix_cache.ipynb), hashes that contain the
 # past, and a cache with eviction.
 #
 # **Next:** [11 · The scheduler](11_scheduler.ipynb): who runs, who waits, and who gives way when the blocks run out.
@@ -866,4 +743,4 @@ show_source(BlockPool._find_index_fault)
 #   [arXiv:2312.07104](https://arxiv.org/abs/2312.07104): prefixes kept in a tree, found without being announced.
 # - vLLM, [*Automatic Prefix Caching*](https://docs.vllm.ai/en/latest/design/prefix_caching.html): chained hashes, the
 #   order of eviction, salts.
-# - The bug: nano-vllm issue 163; vLLM pull requests 4761 and 44237.
+# - The bug: nano-vllm issue 163; vLLM pull requests 4761 and 4764.

@@ -1,39 +1,35 @@
 # %% [markdown]
 # # 11 · The scheduler
 #
-# Blocks let many requests share one memory. Who gets them? Before every step of the model somebody decides which
-# requests compute which tokens, who waits, and who gives way when the blocks run out in the middle of an answer. That
-# is the [scheduler](../docs/glossary.md#scheduler). It does no arithmetic at all; it counts.
+# Blocks let many requests share one memory. Which request gets them? Before every step the
+# [scheduler](../docs/glossary.md#scheduler) decides which requests compute which tokens, which ones wait, and which one
+# gives way when the blocks run out in the middle of an answer. It does no arithmetic at all; it counts.
 #
 # **You will be able to** say what continuous batching gains and why; read a step's decisions; say what a preempted
-# request costs in each of two ways, and when which is cheaper; and name what must hold so that nobody waits for ever.
+# request costs in each of two ways; and name what must hold so that no request waits for ever.
 #
-# About 50 minutes. Runs in under half a minute on two CPU cores; a GPU is used for the timings where there is one.
+# About 50 minutes. Runs in under half a minute on two CPU cores.
 
 # %%
-import time
-from itertools import pairwise
-
 import torch
 
 from minipaged import LLM, KVSpec, SamplingParams
 from coursekit.figures import show
-from coursekit.figures.scheduling import gantt, pool_in_step
-from coursekit.figures.scheduling import preemption_costs, running_over_steps
+from coursekit.figures.scheduling import gantt, pool_in_step, running_over_steps
 from coursekit.lesson import compare, number, say, show_source, table
 from coursekit.timeline import Timeline
 from coursekit.widgets import Stepper
 from coursekit.workloads import load_mix
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 # %% [markdown]
 # ## The question
 #
-# A step of the model takes rows: one for each request that runs. Answers have different lengths, and nobody knows
-# them in advance. The old way is a *static* batch: take eight requests, run them until the last has ended, take the
-# next eight. **[Continuous batching](../docs/glossary.md#continuous-batching)** decides anew before each step: who
-# has ended leaves, who waits comes in.
+# A batch has a number of *seats*, one for each request that runs. Answers differ in length, and the length is not known
+# in advance. The old way is a [static batch](../docs/glossary.md#static-batching): take eight requests, run them until
+# the last has ended, take the next eight. **[Continuous batching](../docs/glossary.md#continuous-batching)** decides
+# anew before each step: a request that has ended leaves, and one that waits takes its seat.
 #
 # **How much does that gain? And what happens when all the requests that came in grow, and there is no block left?**
 #
@@ -43,10 +39,12 @@ from minipaged.model.tiny import TINY, random_llama
 
 # %%
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")
+token_bytes = KVSpec.from_model(TINY, torch.float32).bytes_per_token
+print(f"the tiny model: {TINY.num_layers} layers, {token_bytes} bytes per token")
 
 
 def tiny_llm(**settings):
-    """The engine on the tiny model, with nothing that we have not asked for."""
+    """The engine on the tiny model, with nothing switched on that we have not asked for."""
     plain = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
     plain |= {"device": "cpu", "max_num_batched_tokens": 2048}
     return LLM(MODEL, **(plain | settings))
@@ -80,10 +78,10 @@ assert (len(mix), sum(lengths), min(lengths), max(lengths)) == (48, 4265, 11, 38
 # %% [markdown]
 # ## Your prediction
 #
-# 1. Eight rows, static batches of eight. Each row in each step is a *row-step*. What percentage of them does nothing,
-#    because the row's request has ended?
-# 2. Static batches take 1320 steps for these chats. How many does continuous batching take, with the same eight rows?
-# 3. No limit on rows, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed
+# 1. Static batches of eight. What percentage of the seats is idle, on average over the steps, because the request in
+#    that seat has ended?
+# 2. Static batches take 1320 steps for these chats. How many does continuous batching take, with the same eight seats?
+# 3. No limit on seats, but only 100 blocks of 16 tokens. Requests are preempted, and their tokens must be computed
 #    again. For every hundred tokens that had to be computed anyway, how many are computed again?
 
 # %%
@@ -100,19 +98,20 @@ my_again_percent = None  # your guess
 # the next eight. Continuous: give it all at once, and let it run at most eight.
 
 # %%
-ROWS = 8
-static = tiny_llm(num_blocks=512, max_num_seqs=ROWS)
+SEATS = 8
+static = tiny_llm(num_blocks=512, max_num_seqs=SEATS)
 static_answers = {}
-for first in range(0, len(mix), ROWS):
-    for request in mix[first : first + ROWS]:
+for first in range(0, len(mix), SEATS):
+    for request in mix[first : first + SEATS]:
         add(static, request.id, prompts[request.id], request.max_tokens)
     static_answers |= drain(static)
 
-continuous = tiny_llm(num_blocks=512, max_num_seqs=ROWS)
+continuous = tiny_llm(num_blocks=512, max_num_seqs=SEATS)
 for request in mix:
     add(continuous, request.id, prompts[request.id], request.max_tokens)
 answers = drain(continuous)
-assert answers == static_answers  # who runs beside a request does not change what it says
+print("answers that differ:", sum(answers[name] != static_answers[name] for name in answers))
+assert answers == static_answers  # what runs beside a request does not change what it says
 
 # %%
 running = {
@@ -120,45 +119,54 @@ running = {
     "continuous batching": [record.running for record in continuous.trace],
 }
 table(
-    ["eight rows", "steps", "idle row-steps", "% idle"],
+    ["eight seats", "steps", "idle seats, all steps", "% idle"],
     [
-        (name, len(line), ROWS * len(line) - sum(line), 100 - 100 * sum(line) / ROWS / len(line))
+        (name, len(line), SEATS * len(line) - sum(line), 100 - 100 * sum(line) / SEATS / len(line))
         for name, line in running.items()
     ],
 )
 static_steps, steps = map(len, running.values())
-compare(my_idle_percent, round(100 - 100 * sum(lengths) / ROWS / static_steps), "percent idle")
-compare(my_steps, steps, "steps")
+wrong_idle = {
+    50: "as if lengths were spread evenly; but one long answer among eight holds seven seats for "
+    "most of its time"
+}
+wrong_steps = {
+    533: "that is all seats full in every step; at the end the last long answers run alone",
+    660: "half of them; but more than half of the seats were idle",
+}
+idle = round(100 - 100 * sum(lengths) / SEATS / static_steps)
+compare(my_idle_percent, idle, "percent idle", wrong_idle)
+compare(my_steps, steps, "steps", wrong_steps)
 
 # %% [markdown]
-# Every request gets one token in each step in which it runs, so the work is the same in both: one row-step for each
-# token of an answer. Only the idle ones differ. And a static batch lasts as long as its longest answer, which you can
-# work out without running anything:
+# A request gets one token in each step in which it runs, so the work is the same in both. Only the idle seats differ.
+# And a static batch lasts as long as its longest answer, which can be worked out without running anything:
 
 # %%
-by_hand = sum(max(lengths[first : first + ROWS]) for first in range(0, len(mix), ROWS))
-least = max(-(-sum(lengths) // ROWS), max(lengths))  # all rows always full, or the longest answer
+by_hand = sum(max(lengths[first : first + SEATS]) for first in range(0, len(mix), SEATS))
+least = max(-(-sum(lengths) // SEATS), max(lengths))  # all seats always full, or the longest answer
 say(f"""
-    Static, by hand: {number(by_hand)} steps. No schedule on eight rows can need fewer than
+    Static, by hand: {number(by_hand)} steps. No schedule with eight seats can need fewer than
     {number(least)}. Continuous batching took {number(steps)}, and never looked at a length.
 """)
 assert by_hand == static_steps == 1320 and all(sum(line) == 4265 for line in running.values())
 assert least <= steps < 1.15 * least and static_steps > 2 * steps
-assert all(record.running == ROWS for record in continuous.trace if record.waiting)
+assert all(record.running == SEATS for record in continuous.trace if record.waiting)
 
 show(
-    running_over_steps(running, ROWS),
+    running_over_steps(running, SEATS),
     f"Requests running in each step. Static: {static_steps} steps, each batch starts with eight "
-    f"and thins out. Continuous: {steps} steps, all rows busy until nobody waits.",
+    f"and thins out. Continuous: {steps} steps, all seats taken until nothing waits.",
 )
 
 # %% [markdown]
-# At the end of the lower picture a few long answers run alone: nobody waits any more. In a server somebody always does.
+# At the end of the lower picture a few long answers run alone, since nothing waits any more. In a busy server there is
+# always something that waits.
 #
 # ### In order of arrival
 #
-# Now small enough to see each decision: blocks of four tokens, twelve of them, and three requests A, B, C with
-# prompts of 24, 28 and 3 tokens. A takes six blocks. C needs one, and six are free. B, before it, needs seven.
+# Now small enough to see each decision: twelve blocks of four tokens, and three requests A, B, C with prompts of 24, 28
+# and 3 tokens. A takes six blocks. C needs one, and six are free. B, before it, needs seven.
 
 # %%
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
@@ -183,35 +191,22 @@ print("enters in step:", entered)
 assert first.free == 6 and entered == {"A": 0, "B": 8, "C": 8}
 
 # %% [markdown]
-# C waits as well, though there is room for it. **First come, first served**: if the small ones overtook, a large one
-# might wait for ever. It has a price, which you have just seen: six blocks idle for eight steps.
+# C waits as well, though there is room for it. **First come, first served**: if small ones overtook, a large one might
+# wait for ever. It has a price, which you have just seen: six blocks idle for eight steps.
 #
 # And why does B wait, though six of its seven blocks are there? **Only a request that can finish its prompt is let
 # in.** Two requests with half a prompt each could hold all blocks between them, and neither could go on.
 #
 # ### A budget of tokens
 #
-# A row that decodes computes one token, a prompt computes many. So that no step takes for ever, a step has a [token
-# budget](../docs/glossary.md#token-budget). Decodes come first; what is left is for prompts, in pieces if need be
-# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)). Budget 8,
-# prompts of 3 and 20 tokens:
-
-# %%
-chunks, _ = serve_small([(3, 2), (20, 2)], max_num_batched_tokens=8)
-for index, step in enumerate(chunks.steps):
-    print(index, {name: f"{m.state} {m.tokens}" for name, m in step.requests.items()})
-spent = [[m.tokens for m in step.requests.values()] for step in chunks.steps]
-assert spent == [[3, 5], [1, 7], [8], [1]]
-assert all(sum(tokens) <= 8 for tokens in spent)
-
-# %% [markdown]
-# A speaks in each of its steps and is not held up by the long prompt beside it. B says nothing until all its 20
-# tokens are computed; then its first token comes out of the last chunk.
+# A request that decodes computes one token, a prompt computes many. To keep steps short, a step has a [token
+# budget](../docs/glossary.md#token-budget): decodes come first, and what is left is for prompts, in pieces if need be
+# ([chunked prefill](../docs/glossary.md#chunked-prefill), [lesson 08](08_prefill_and_chunks.ipynb)).
 #
 # ### When the blocks run out
 #
-# Nothing was reserved for answers. So they grow into the same free blocks, and one day a decode finds none. Then
-# somebody must give blocks back: [preemption](../docs/glossary.md#preemption). Five requests, twelve blocks.
+# Nothing was reserved for answers. They all grow into the same free blocks, until a decode finds none. Then one request
+# must give its blocks back: [preemption](../docs/glossary.md#preemption). Five requests, twelve blocks.
 
 # %%
 FIVE = [(6, 18), (9, 14), (20, 8), (5, 16), (11, 6)]
@@ -223,18 +218,19 @@ swap, by_swap = serve_small(FIVE, preemption="swap", swap_space="1MiB", **SMALL)
 for index, step in enumerate(recompute.steps):
     if step.preempted:
         print(f"step {index}: {step.preempted} gives way; {step.free} blocks free after the step")
+print("the same answers as with a hundred blocks:", by_recompute == by_swap == wanted)
 assert by_recompute == by_swap == wanted and unhurried.preemptions == 0 < recompute.preemptions
 assert [step.preempted for step in recompute.steps if step.preempted] == [("D",), ("C",)]
 
 # %% [markdown]
 # First D, the youngest that runs; a step later C. Their blocks have gone to A and B, which were there before them.
-# There are two ways to come back:
+# There are two ways to continue later:
 #
 # - **[Recompute](../docs/glossary.md#recompute)**: drop the keys and values. The prompt *and what has been said so
 #   far* become the new prompt, and are computed again.
 # - **[Swap](../docs/glossary.md#swap)**: copy the blocks to the host's memory, and later copy them back.
 #
-# Either way the answers are those of a machine with plenty of memory, token by token; the last cell has compared them.
+# Either way the answers are those of a machine with plenty of memory, token by token.
 #
 # ### What each way costs
 #
@@ -268,120 +264,26 @@ assert all(said == answers for _, _, said in runs.values())
 once = sum(map(len, prompts.values())) + sum(lengths) - len(mix)
 _, recomputed, _ = runs["recompute"]
 _, swapped, _ = runs["swap"]
-compare(my_again_percent, round(100 * recomputed.again / once), "computed again for each 100")
+wrong_again = {
+    10: "few requests are preempted, but each computes again all that it held",
+    0: "a victim's keys and values are gone: prompt and answer so far are computed again",
+}
+again = round(100 * recomputed.again / once)
+compare(my_again_percent, again, "computed again for each 100", wrong_again)
 assert swapped.computed == once == recomputed.computed - recomputed.again
 assert swapped.again == 0 == recomputed.blocks_moved
+say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
 
 # %% [markdown]
-# (`once` is what has to be computed in any case: prompts and answers, less the last token of each answer, which
-# nobody reads.)
-#
-# Both costs can be read off the victims. Recompute computes again what a victim held when it was preempted; swap
-# moves its blocks, twice:
-
-
-# %%
-def held_when_preempted(timeline):
-    """(tokens, blocks) of each victim, in the step before."""
-    return [
-        (before.requests[name].stored, len(before.requests[name].blocks))
-        for before, step in pairwise(timeline.steps)
-        for name in step.preempted
-    ]
-
-
-assert sum(tokens for tokens, _ in held_when_preempted(recomputed)) == recomputed.again
-assert 2 * sum(blocks for _, blocks in held_when_preempted(swapped)) == swapped.blocks_moved
-say(f"A victim held {recomputed.again / recomputed.preemptions:.0f} tokens on average.")
+# (`once` is what has to be computed in any case: prompts and answers, without the last token of each answer, which is
+# never an input.)
 
 # %% [markdown]
 # ### Which is cheaper?
 #
-# Tokens against bytes: to compare them we need two speeds of a machine, how fast it computes prompts and how fast it
-# copies blocks. Measure both here, on SmolLM2, with a pool of 32 blocks. (Timings: your figures will differ from the
-# stored ones.)
-
-# %% tags=["nbval-ignore-output"]
-llm = LLM(
-    num_blocks=32,
-    max_model_len=512,
-    preemption="swap",
-    swap_space="64MiB",
-    enable_prefix_caching=False,
-)
-spec, manager = llm.engine.storage.spec, llm.engine.manager
-one_token = SamplingParams(temperature=0, max_tokens=1)
-
-
-def fastest(action, *arguments, times=3, **options):
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        action(*arguments, **options)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def there_and_back(blocks):
-    assert manager.swap.swap_out([blocks]) and manager.swap.swap_in([blocks])
-    if llm.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-# %% tags=["nbval-ignore-output"]
-from minipaged import BlockTable
-
-recompute_ms, swap_ms = {}, {}
-for tokens in (32, 64, 128, 256, 384):
-    prompt = {"prompt_token_ids": list(range(100, 100 + tokens))}
-    recompute_ms[tokens] = 1e3 * fastest(llm.generate, prompt, one_token, use_tqdm=False)
-    blocks = BlockTable(llm.engine.pool, 16)
-    blocks.append(tokens)
-    swap_ms[tokens] = 1e3 * fastest(there_and_back, blocks)
-    blocks.free()
-a_token, a_block = recompute_ms[128] / 128, swap_ms[128] / 8  # the two speeds, at 128 tokens
-table(
-    ["tokens held", "ms to compute again", "predicted", "ms to move out and back", "predicted"],
-    [(str(n), recompute_ms[n], n * a_token, swap_ms[n], n / 16 * a_block) for n in recompute_ms],
-)
-
-# %% [markdown]
-# (The predictions take both speeds from the row of 128 tokens.) Both costs grow with the tokens held. Recompute does
-# not grow quite evenly: each step has a fixed cost, which few tokens cannot share, and attention over many tokens
-# costs more for each. But where the two lines are far apart, no length makes the other way win. What decides is a
-# ratio of the two speeds. Divide the bytes that a swap moves by the time that recomputing takes: that is the **speed
-# of the bus at which both cost the same**. On a slower one, recompute.
-
-# %% tags=["nbval-ignore-output"]
-TOKENS = 256
-moved_bytes = 2 * spec.bytes_for(TOKENS, 16)
-bandwidth = moved_bytes / (swap_ms[TOKENS] / 1e3)
-crossing = moved_bytes / (recompute_ms[TOKENS] / 1e3)
-cheaper = "swapping" if bandwidth > crossing else "recomputing"
-say(f"""
-    {TOKENS} tokens: {moved_bytes / 2**20:.0f} MiB moved. Here blocks are copied at
-    {bandwidth / 1e9:.2g} GB/s; the two ways cost the same at {crossing / 1e9:.2g} GB/s. So on this
-    machine {cheaper} is cheaper, {max(bandwidth / crossing, crossing / bandwidth):.0f} times.
-""")
-show(
-    preemption_costs(
-        recompute_ms,
-        swap_ms,
-        tokens=TOKENS,
-        recompute_ms=recompute_ms[TOKENS],
-        moved_bytes=moved_bytes,
-        bandwidth=bandwidth,
-    ),
-    "Left: milliseconds of both ways against the tokens held. Right: recompute is a flat line, "
-    "swap falls with the speed of the bus; they cross at the speed where both cost the same.",
-)
-
-# %% [markdown]
-# Without a GPU there is no bus: "host" and "device" are the same memory, and computing is slow. So swap looks far
-# better here than in the paper, whose two ways came out about equal for blocks of 16 to 64 (its section 7.3). Does
-# the same arithmetic say so for its machine? An A100 does at most 312 · 10¹² operations a second, and its bus carries
-# 32 · 10⁹ bytes a second. A token takes two operations for each parameter; OPT-13B has 800 KB of keys and values a
-# token.
+# Tokens against bytes: two speeds of the machine decide, how fast it computes prompts and how fast it copies blocks to
+# the host. An A100, the paper's card, does at most 312 · 10¹² operations a second, and its bus carries 32 · 10⁹ bytes a
+# second. A token takes two operations for each parameter; OPT-13B has 800 KiB of keys and values a token.
 
 
 # %%
@@ -403,10 +305,10 @@ assert 1 < costs["OPT-13B"][0] / costs["OPT-13B"][1] < 2
 assert costs["Llama 3 8B"][0] / costs["Llama 3 8B"][1] > 6
 
 # %% [markdown]
-# It does: for OPT-13B the two are within a factor of two, and small blocks make small copies, which use only part of
-# the bus. (No machine reaches these full speeds; that moves both.) Llama 3, whose query heads share their keys
-# ([GQA](../docs/glossary.md#gqa)), has little to move. By this arithmetic swap should have won since. Yet vLLM today
-# only recomputes. "Why" comes back to that.
+# For OPT-13B the two are within a factor of two; the paper measured them about equal for blocks of 16 to 64 tokens (its
+# section 7.3). Llama 3, whose query heads share their keys ([GQA](../docs/glossary.md#gqa)), has little to move. By this
+# arithmetic swap should have won since. Yet vLLM today only recomputes; "Why" comes back to that. (No machine reaches
+# these full speeds. Both ways, timed on yours, are in the study [Recompute or swap](extra/11_recompute_or_swap.ipynb).)
 #
 # ## The picture
 #
@@ -421,13 +323,13 @@ show(
 assert [step.admitted for step in recompute.steps if step.admitted][-2:] == [("C",), ("D", "E")]
 
 # %% [markdown]
-# C comes back as soon as there is room for all of it, and computes prompt and answer again (the second black bar). It
-# was preempted after D, and yet it returns first: it is older. D, in turn, comes back in the very step in which E
-# enters, before it.
+# D computed its prompt in step 2 and gave way in step 3, before it could decode. C comes back as soon as there is room
+# for all of it, and computes prompt and answer again (the second black bar). It was preempted after D, and yet returns
+# first: it is older. D, in turn, comes back in the very step in which E enters, before it.
 #
-# The same with swap: no second black bars, for nothing is computed again (the one black step when a request returns
-# is its newest token). A request that comes back goes on at once. That shifts who grows when, and so who must leave:
-# here there are four preemptions instead of two. It is chance, not a rule: on the 48 chats both ways had the same
+# The same with swap: no second black bars, since nothing is computed again (the one black step when a request returns is
+# its newest token). A request that comes back goes on at once. So requests grow at other times, and others must leave:
+# here there are four preemptions instead of two. That is chance, not a rule: on the 48 chats both ways had the same
 # number.
 
 # %%
@@ -441,8 +343,8 @@ assert recomputed.preemptions == swapped.preemptions
 assert swap.again == 0 < recompute.again
 
 # %% [markdown]
-# Walk through the first chart. Blue blocks were taken in this step. Watch who is in line, and in which order; and
-# when the pool fills.
+# Walk through the first chart. Blue blocks were taken in this step. Watch the order of the queue, and when the pool
+# fills. The steps of the two preemptions are 3 and 4.
 
 
 # %%
@@ -456,15 +358,16 @@ def draw(step):
     return figure, words
 
 
-Stepper(len(recompute.steps), draw, start=4)
+shows = "The twelve blocks with the request that holds each, the running requests, and the queue."
+Stepper(len(recompute.steps), draw, start=3, shows=shows)
 
 # %% [markdown]
 # ## Why
 #
-# **Why the youngest?** The queue and the running requests together are always in order of arrival: all that run are
-# older than all that wait. Taking the youngest keeps it so, and the oldest can never be preempted, so it ends. Then
-# the next is the oldest. *Nobody waits for ever*, whatever the others do. Preempt the oldest instead, and two long
-# requests may take turns in throwing each other out. Check the order in all steps of the 48 chats:
+# **Why the youngest?** Running requests and queue together are always in order of arrival: all that run are older than
+# all that wait. Preempting the youngest keeps it so, and the oldest can never be preempted, so it ends. Then the next is
+# the oldest. *No request waits for ever*, whatever the others do. Preempt the oldest instead, and two long requests may
+# take turns throwing each other out. The order, in all steps of the 48 chats:
 
 # %%
 RUNS = ("prefill", "decode")
@@ -475,10 +378,17 @@ for timeline in (recomputed, swapped):
         outside = [arrival[n] for n, m in step.requests.items() if m.state not in RUNS]
         assert not outside or max(inside) < min(outside)
     assert not any(mix[0].id in step.preempted for step in timeline.steps)
+print(
+    "all that run are older than all that wait, in",
+    len(recomputed.steps),
+    "+",
+    len(swapped.steps),
+    "steps",
+)
 
 # %% [markdown]
-# **Why not be more careful at the door?** One can: a [watermark](../docs/glossary.md#watermark) keeps some blocks
-# free when a request is admitted, for those inside to grow into. What does it bring, and what does it cost?
+# **Why not admit requests more carefully?** That is possible: a [watermark](../docs/glossary.md#watermark) keeps some
+# blocks free when a request is admitted, for the running ones to grow into. What does it bring, and what does it cost?
 
 # %%
 marks = {share: serve_mix(watermark=share)[1] for share in (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)}
@@ -490,14 +400,15 @@ assert marks[0.05].preemptions < marks[0.0].preemptions / 2 and marks[0.4].preem
 assert len(marks[0.05].steps) < len(marks[0.0].steps) and len(marks[0.4].steps) > 560
 
 # %% [markdown]
-# A little care is free: with 5 % there are less than half as many preemptions, and even a few steps less. Much care
-# is expensive: with 40 % nobody is ever preempted, and it takes far more steps, as memory stands empty *in case*. You
-# have met that before: it is a [reservation](../docs/glossary.md#reservation). Preemption is not a failure of the
-# scheduler. It is what lets it not reserve. (The engine's default is 1 %.)
+# A small watermark is free: with 5 % there are less than half as many preemptions, and even a few steps fewer. A large
+# one is expensive: with 40 % no request is ever preempted, and it takes far more steps, because memory stands empty *just
+# in case*. You have met that before: it is a [reservation](../docs/glossary.md#reservation). Preemption is not a failure
+# of the scheduler. It is what makes reservations unnecessary. (The engine's default is 1 %.)
 #
-# **Why does vLLM only recompute?** A block that is given up is not wiped. With [prefix
-# caching](../docs/glossary.md#prefix-caching) ([lesson 10](10_sharing_prefixes.ipynb)) its content stays known until
-# somebody else needs the block. A victim that returns finds part of its own keys still there:
+# **Why does vLLM only recompute?** Its documents say: "In vLLM V1, the default preemption mode is `RECOMPUTE` rather than
+# `SWAP`, as recomputation has lower overhead in the V1 architecture." One reason can be measured here. With [prefix
+# caching](../docs/glossary.md#prefix-caching) ([lesson 10](10_sharing_prefixes.ipynb)) the content of a block that is
+# given up stays known until the block is needed. A victim that returns finds part of its own keys still there:
 
 # %%
 _, cached, said = serve_mix(enable_prefix_caching=True)
@@ -509,10 +420,9 @@ assert said == answers and cached.preemptions == recomputed.preemptions
 assert 0.5 < cached.again / recomputed.again < 2 / 3
 
 # %% [markdown]
-# A good third of the work is saved, without moving a byte, and without a line of code for swapping. And recomputing
-# shares a step with the decodes of others, while a copy has to be waited for. So an engine that leaves swap out loses
-# less than the arithmetic says, and is simpler. (That is our reading. vLLM's documents only say that preempted
-# requests are recomputed.)
+# More than a third of the work is saved, without moving a byte, and without a line of code for swapping. And recomputing
+# shares a step with the decodes of others, while a copy has to be waited for. So an engine without swap loses less than
+# the arithmetic says, and is simpler.
 #
 # ## The code as it stands
 #
@@ -526,13 +436,13 @@ show_source(Scheduler.schedule, Scheduler._compute, Scheduler._make_room, Schedu
 show_source(Scheduler.preempt_youngest)
 
 # %% [markdown]
-# In the exercise you write this algorithm yourself: the running first, the youngest gives way, then the waiting in
-# order. In three points the engine does more.
+# In the exercise you write this algorithm yourself: running requests first, the youngest gives way, then those that
+# wait, in order. In three points the engine does more.
 #
 # 1. **More than one token.** A request computes what it misses, as far as the step's *budget* reaches. In the exercise
 #    each gets one token.
-# 2. **Shared blocks.** One that enters takes the blocks that it finds in the prefix cache (`hits`). And when a prompt
-#    is computed, the other samples of the same call (`waiting_siblings`) fork its table and run from then on.
+# 2. **Shared blocks.** A request that enters takes the blocks that it finds in the prefix cache (`hits`). And when a
+#    prompt is computed, the other samples of the same call (`waiting_siblings`) fork its table and run from then on.
 # 3. **A condition to enter.** The blocks of its whole prompt are free, and those of its siblings, beside a watermark.
 #    In the exercise a request needs room for its tokens and one more.
 #
@@ -542,38 +452,18 @@ show_source(Scheduler.preempt_youngest)
 # <details><summary>Answers</summary>
 #
 # It is older than all that wait, and stays in front of them. The next one would overtake. And in an empty engine
-# there is nobody to grow into the blocks kept free, while a request that fits only without them would wait for ever.
+# there is no other request to grow into the blocks kept free, while a request that fits only without them would wait for ever.
 # </details>
-#
-# Recompute or swap is a setting, and the engine does not choose for each victim. Should it? Say a token takes 1 ms to
-# compute, and moving a block of 16 takes 4 ms on one machine and 20 ms on another. Which victims would be better off
-# swapped?
-
-# %%
-held = (1, 3, 5, 16, 17, 100)
-rows = []
-for block_ms in (4, 20):
-    ways = ["swap" if -(-n // 16) * block_ms < n * 1 else "recompute" for n in held]
-    rows.append((f"{block_ms} ms a block", *ways))
-print(f"{'tokens held':16}", *(f"{n:>10}" for n in held))
-for name, *ways in rows:
-    print(f"{name:16}", *(f"{way:>10}" for way in ways))
-assert rows[0][1:] == ("recompute",) * 2 + ("swap",) * 4 and set(rows[1][1:]) == {"recompute"}
-
-# %% [markdown]
-# Blocks are moved whole, however little is in the last one. So a very short request is better recomputed even on a
-# fast bus. The crossing is where a full block costs as much as its 16 tokens: for all but the shortest it is one
-# answer for a machine, and that is why it can be a setting.
 #
 # ## What must hold
 #
 # | | if it does not |
 # |:--|:--|
-# | what runs is older than what waits | somebody waits for ever |
-# | a request that is let in can finish its prompt | half prompts hold all blocks, and nobody moves |
-# | a preempted request says what it would have said | wrong answers, only under load |
-# | what can never fit is refused at the door | it waits for ever, and everybody after it |
-# | a step with requests does something, or raises | a server that is up, and silent |
+# | what runs is older than what waits | a request waits for ever |
+# | a request that is let in can finish its prompt | half prompts hold all blocks, and none can go on |
+# | a preempted request gives the answer it would have given | wrong answers, only under load |
+# | what can never fit is refused when it is added | it waits for ever, and so do all after it |
+# | a step with requests does something, or raises | a server that is up, and answers nothing |
 #
 # The first three you have checked. The fourth: twelve blocks hold 48 tokens.
 
@@ -586,8 +476,8 @@ except ValueError as error:
 assert not llm.engine.has_unfinished_requests()
 
 # %% [markdown]
-# And one whose *prompt* fits while its answer does not? Nobody knew. It runs until it is alone and the pool is full;
-# then it ends, and says so. **How many tokens does it get, with a prompt of 40?**
+# And one whose *prompt* fits while its answer does not? That cannot be known in advance. It runs until it is alone and
+# the pool is full; then it ends, and says so. **How many tokens does it get, with a prompt of 40?**
 
 # %%
 add(llm, "long answer", [5] * 40, 30)
@@ -598,9 +488,9 @@ print(completion.finish_reason, len(completion.token_ids))
 assert completion.finish_reason == "length" and len(completion.token_ids) == 48 - 40 + 1
 
 # %% [markdown]
-# Eight that are stored, and the last, which never needs to be. The fifth: take something away from the engine behind
-# its back. Here all its rows, as if each ended request had forgotten to give its row back. The next request can never
-# enter.
+# Eight that are stored, and the last, which never needs to be. The fifth rule: break something on purpose. The engine
+# keeps a tensor with one row for the block table of each running request. Here all its rows are taken, as if requests
+# that ended had never given theirs back. The next request can never enter.
 
 # %%
 manager = llm.engine.manager
@@ -615,7 +505,7 @@ assert "scheduled nothing" in message
 
 # %% [markdown]
 # Without that line the loop around `step` would spin for ever, in a server that answers health checks and nothing
-# else. A scheduler that raises is a fault report; one that waits is a mystery.
+# else. A scheduler that raises tells what is wrong; one that waits is a mystery.
 #
 # ## Find the bug
 #
@@ -623,7 +513,7 @@ assert "scheduled nothing" in message
 # In production, at busy hours, some answers begin well and then lose the thread. Nothing is raised. The lengths are
 # right. The same question a minute later is answered well.
 #
-# Here it is, with three requests and 18 blocks of four. Beside it the right engine.
+# Here it is, with three requests and 18 blocks of four, beside the right engine.
 
 # %%
 from minipaged.core.kv_cache_manager import KVCacheManager
@@ -642,6 +532,7 @@ def leave_carelessly(self, request):
 KVCacheManager.leave_by_recompute = leave_carelessly
 broken, broken_answers = serve_small(THREE, num_blocks=TIGHT)
 KVCacheManager.leave_by_recompute = original
+print("preempted:", [step.preempted for step in broken.steps if step.preempted])
 
 
 # %%
@@ -665,7 +556,10 @@ assert {n: len(said) for n, said in broken_answers.items()} == {"A": 24, "B": 20
 my_computed = None  # your guess
 
 # %%
-compare(my_computed, broken.computed, "tokens computed")
+wrong_computed = {
+    right.computed: "as many as the right engine; but what C had said already is not computed again"
+}
+compare(my_computed, broken.computed, "tokens computed", wrong_computed)
 (when,) = [index for index, step in enumerate(right.steps) if step.preempted]
 spoken = right.steps[when - 1].requests["C"].stored - 8 + 1  # the newest is not stored yet
 (back,) = [i for i, step in enumerate(right.steps) if "C" in step.admitted and i >= when]
@@ -678,12 +572,9 @@ print("computed when it came back, broken:", broken.steps[again].requests["C"].t
 # <details><summary><b>The cause</b></summary>
 #
 # C was preempted in the middle of its answer. When it came back, the broken engine computed the *prompt* and the last
-# token; everything between, all that C had said, was missing. It goes on from a text that it never wrote. The
-# caller's list of tokens is kept elsewhere, so nothing is lost there, and the length is right. A test without a
-# shortage of blocks cannot see it.
-#
-# Real engines had it, and its relatives: the token sampled when the request returns thrown away, or sent twice; a
-# chunk in the middle of the recomputation sampled.
+# token; all the rest of its answer so far was missing. It goes on from a text that it never wrote. The caller's list of
+# tokens is kept elsewhere, so nothing is lost there, and the length is right. A test without a shortage of blocks cannot
+# see it.
 # </details>
 #
 # The proof: what is missing is exactly what had been said, but for its last token.
@@ -693,6 +584,7 @@ assert spoken == wrong_from["C"]
 assert right.steps[back].requests["C"].tokens == 8 + spoken
 assert broken.steps[again].requests["C"].tokens == 8 + 1
 assert right.computed - broken.computed == spoken - 1
+print(f"missing: {right.computed - broken.computed} tokens, all that C had said but the last")
 roomy, roomy_answers = serve_small(THREE, num_blocks=100)
 assert roomy_answers == right_answers and roomy.preemptions == 0
 
@@ -701,28 +593,23 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #
 # <details><summary>1. All answers have the same length. What does continuous batching gain over static batches?</summary>
 #
-# If all are there at the start: nothing, all rows end together. It still gains when requests arrive over time: a
-# newcomer need not wait for the end of a batch.
+# If all are there at the start: nothing, all seats become free together. It still gains when requests arrive over time:
+# a newcomer need not wait for the end of a batch.
 # </details>
 #
 # <details><summary>2. A request with a very long prompt waits at the head of the queue, and the pool is half free. Who suffers, and what would you lose by letting others pass?</summary>
 #
-# Everybody after it. Let them pass, and there may always be another short one: the long one waits for ever, unless
-# something else (an age, a priority) bounds how often it is passed.
+# All requests after it. Let them pass, and there may always be another short one: the long one waits for ever, unless
+# something else (an age, a priority) limits how often it is passed.
 # </details>
 #
-# <details><summary>3. A preempted request had 100 tokens of prompt and has said 40. How many tokens are computed when it returns, and how many new tokens come out of that?</summary>
+# <details><summary>3. A preempted request had a prompt of 100 tokens and had produced 40. How many tokens are computed when it returns, and how many new tokens come out of that?</summary>
 #
 # 140: the 139 that were stored, and the newest, which was not yet. One new token comes out, from the last row.
 # `max_tokens` still counts from the original prompt.
 # </details>
 #
-# <details><summary>4. A new card computes twice as fast on the same bus. Which way to preempt gains?</summary>
-#
-# Recompute: its time halves, the copy stays. The crossing moves to a bus twice as fast.
-# </details>
-#
-# <details><summary>5. The host's memory is full. What does an engine set to swap do with a victim?</summary>
+# <details><summary>4. The host's memory is full. What does an engine set to swap do with a victim?</summary>
 #
 # It recomputes: `leave_by_swap` says no and has changed nothing. The answer is the same.
 # </details>
@@ -730,18 +617,18 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 # %% [markdown]
 # ## Summary
 #
-# - Static batches run as long as their longest answer. Deciding anew at each step fills the rows as they become free.
+# - Static batches run as long as their longest answer. Deciding anew at each step fills the seats as they become free.
 # - First come, first served; only a request that can finish its prompt enters; decodes come first, within a budget of
 #   tokens.
-# - Blocks run out in the middle: the youngest gives way, and returns before any newcomer. So nobody waits for ever.
-# - Recompute costs the tokens held, swap their blocks, twice. The ratio of prefill speed to bus speed decides, not
-#   the length.
+# - When blocks run out, the youngest gives way, and returns before any newcomer. So no request waits for ever.
+# - Recompute costs the tokens held; swap costs moving their blocks, twice. The ratio of prefill speed to bus speed
+#   decides.
 # - What can never fit is refused; a step that can do nothing raises.
 #
 # **Write it yourself:** [exercise 11](../exercises/11_scheduler_step/11_scheduler_step.ipynb), one step of a
 # scheduler with preemption.
 #
-# **Next:** [12 · The engine, whole](12_engine.ipynb) puts it all together. To go back:
+# **Next:** [12 · The whole engine](12_engine.ipynb) puts it all together. To go back:
 # [10 · Sharing prefixes](10_sharing_prefixes.ipynb).
 #
 # ### Sources
@@ -753,5 +640,4 @@ assert roomy_answers == right_answers and roomy.preemptions == 0
 #   against swap.
 # - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks.
-# - vLLM, [*Optimization and Tuning*](https://docs.vllm.ai/en/stable/configuration/optimization/): preempted requests
-#   are recomputed.
+# - vLLM, [*Optimization and Tuning*](https://docs.vllm.ai/en/stable/configuration/optimization/), section Preemption.

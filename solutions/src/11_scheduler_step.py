@@ -128,8 +128,9 @@ check.scheduler_step(MyScheduler)
 #
 # `schedule()` in [scheduler.py](../../minipaged/core/scheduler.py) is this algorithm: the running first, the youngest gives way, then the waiting in
 # order. In three points it does more: a request computes what it misses within a budget of tokens, so a prompt comes in chunks; blocks are shared, with the prefix
-# cache and among the samples of a call; and who enters must be able to finish its prompt. What gives way either forgets its blocks, as here, or moves them to the
-# host.
+# cache and among the samples of a call; and who enters must leave a few blocks free, the watermark, for those that run already. What gives way either forgets its
+# blocks, as here, or moves them to the host. And yours looks one token ahead: it takes the block of the token that the step brings, the engine that of the token
+# whose keys and values the step stores, which is the one before.
 #
 # Something to think about: write down `running + waiting` after every step. The names always stand in the order in which they came, so a step only moves the border
 # between the two. Can the one that just gave way start again in the same step? Look for the reason why it cannot, and then write the step in half as many lines.

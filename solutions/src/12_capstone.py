@@ -1,283 +1,328 @@
 # %% [markdown]
-# # 12 · Exercise: your parts in the engine
+# # 12 · Exercise: an engine of your own
 #
-# The lesson is [12 · The engine, whole](../../notebooks/12_engine.ipynb). This is the last exercise. What you wrote one by one comes together
-# here: your pool, your block table and your kernel go **into the real engine**, and SmolLM2 answers from memory that is yours.
+# The lesson is [12 · The engine, whole](../../notebooks/12_engine.ipynb). This is the last exercise, and most of it is written already, by you: the block table
+# of exercise 04, the kernel of 07, the hashes and the prefix cache of 10, the scheduler of 11. What is missing is the step that joins them. When it is there,
+# SmolLM2 answers from memory that is yours.
 #
-# Write the parts once more, without looking if you can: you will find that you know them. Each task has one cell for your answer and a
-# check below it. The check runs that cell alone, in a process of its own: an import or a helper that you need must stand in the same cell.
-# It takes half a minute, for it runs the model.
+# Each task has one cell for your answer and a check below it. The check runs that cell alone, in a process of its own, with the course's parts in place of
+# yours: a mistake that it finds is one of this cell, not of an older exercise. An import or a helper that you need must stand in the same cell.
 
 # %%
 # Triton decides when it is imported whether it compiles or interprets, so this comes first.
-import importlib.util
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
-if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This exercise runs on Linux and Windows, where Triton exists.")
 
-import torch
-import triton
-import triton.language as tl
-
-from minipaged import LLM, SamplingParams, load_model
-from coursekit.capstone import plug_in_attention, plug_in_memory
+from coursekit.capstone import load_answers
 from coursekit.checks import attempt, check
-from coursekit.given.launches import launch_decode
 from coursekit.lesson import show_source
 
 # %% [markdown]
-# ## Task 1 · Your memory in the engine
+# ## Your parts
 #
-# *About 25 lines · difficulty 3 of 5 · 40 minutes · 6 points*
-#
-# The engine asks for memory in three places: before a step it makes room for the step's tokens, it reads where they lie, and it gives the
-# blocks of a finished request back. This is how your classes get there:
+# They come from the notebooks beside this one, as you saved them, and each passes its own check again before it is taken. If one is missing, do that exercise
+# first; or write `load_answers("..", ours=["07"])`, and you get the course's own solution of it. The list says which is whose.
 
 # %%
-show_source(plug_in_memory)
+mine = load_answers("..")
+
+# %%
+MyBlockTable = mine.MyBlockTable  # (pool, block_size): append(n), blocks, free()
+MyPrefixCache = mine.MyPrefixCache  # (num_blocks): allocate(n), publish, lookup, share, free
+my_block_hashes = mine.my_block_hashes  # (token_ids, block_size): one hash for each full block
+MyScheduler = mine.MyScheduler  # (num_blocks, block_size, max_running): add, step(), running
+my_decode_kernel = mine.my_decode_kernel
 
 # %% [markdown]
-# **Contract.** `MyBlockPool(num_blocks)`, as in exercise 04:
-# - `num_free`; `allocate(n)`, a list of `n` different free blocks, or `None` and nothing has changed; `free(blocks)`.
+# Where is your pool of exercise 04? The prefix cache is a pool: it has `allocate` and `free`, and so your table takes its blocks from it and never notices.
 #
-# `MyBlockTable(pool, block_size)`, as in exercise 04, of which the engine computes the slots itself:
-# - `blocks`, the list of block numbers in the order of the tokens.
-# - `append(n)`: room for `n` more tokens, with no block more than they need. `True`, or `False` and nothing has changed.
-# - `free()`: every block goes back, and the table is empty.
+# ## Task 1 · The step that joins them
 #
-# **Example.** A pool of 4 blocks of 4. One table appends 4 tokens, another 3: 2 blocks are free. Each appends one more: the first takes a block, the
-# second does not, and 1 is free. Now `append(5)` to the second asks for 2 blocks more: `False`, and 1 block is still free.
+# *About 24 lines · difficulty 4 of 5 · 60 minutes · 8 points*
+#
+# Your scheduler only counts: it decides who runs, and says that there is room. Your engine asks it, and does what it says with real blocks. A step has two
+# halves, and between them the model computes: `schedule()` plans it, `update()` takes over what came out. (vLLM's scheduler has the same two: `schedule` and
+# `update_from_output`.)
+#
+# **Contract.** `schedule()` asks `self.scheduler.step()` who gets a token, and answers a list with one entry `(name, new, start, blocks)` for each of these names, in
+# their order:
+# - `new`: the token ids that this step computes, all those of the request that are not stored yet; `start`: how many are; `blocks`: the blocks of all its tokens.
+# - Whoever has blocks and is not among the names **gave way**: all its blocks go back first.
+# - A request that **starts**, or comes back, looks up its hashes in `self.cache` and holds the blocks that are found with `share`, at once. What it still needs comes
+#   from a new `MyBlockTable(self.cache, …)`: hits are whole blocks, so this table begins where they end. But at least the last token is always computed, since the next
+#   one comes from its row: so look up the hashes of the first `len(tokens) - 1` tokens only.
+#
+# `update(sampled)` is told by name which token the model chose for each. All tokens that a request had before are stored now: publish its full blocks under their
+# hashes, then add the new token. Whoever is not in `self.scheduler.running` any more is done, and all its blocks go back.
+#
+# Given: `tokens`, `hits`, `tables` and `stored` by name, the last three only for those that run; `add` and `blocks`.
+#
+# **Example.** 8 blocks of 4 tokens, and `a` with a prompt of 10 tokens that asks for 3. The first `schedule()` answers `("a", the ten, 0, [0, 1, 2])`. After
+# `update({"a": 42})` blocks 0 and 1 are published, and the next one answers `("a", [42], 10, [0, 1, 2])`. When `a` is done, 8 blocks are free. Now `b` comes with the
+# same ten tokens: `("b", the last two, 8, [0, 1, …])`. With a prompt of only the first 8 it would start at 4, not at 8.
 #
 # <details><summary>Hint 1</summary>
 #
-# The pool is a list of free blocks. The table is a list of its blocks and a number of tokens.
+# Three things happen to a request: it starts, it goes on, it leaves. Leaving happens in two places, to those who gave way and to those who are done, so make it a
+# function: the table's `free()`, then `self.cache.free` of the hits, and the three dicts forget the name.
 #
 # <details><summary>Hint 2</summary>
 #
-# `append` asks the pool once, for the blocks of all tokens less those that it has. `t` tokens need `-(-t // block_size)` blocks.
+# In `schedule`: first all who leave, then one loop over the names. A name without a table starts: hashes, `lookup`, `share`, table, and `stored` is `len(hits) * block_size`.
+# Then, for everybody, the table appends `len(tokens) - stored` tokens.
 #
 # <details><summary>Hint 3</summary>
 #
-# Count the tokens only after the pool has given the blocks. In `allocate` compare before you take. In `free` of the table, hand the blocks to the pool and
-# start a new list: a list that is handed over and then cleared would be empty for the pool, too.
+# `hashes = my_block_hashes(tokens[:-1], block_size)` are those to look up. In `update`: `zip(self.blocks(name), my_block_hashes(tokens, block_size))` are the full blocks with
+# their hashes, because `zip` ends with the shorter one. Publish before `tokens.append(token)`: the new token is not stored yet.
 #
 # </details></details></details>
 
-# %% nbgrader={"grade_id": "engine_memory", "solution": true}
-class MyBlockPool:
-    """Blocks 0 … num_blocks - 1, each free or held."""
+# %% nbgrader={"grade_id": "engine_step", "solution": true}
+class MyEngine:
+    """Scheduler, prefix cache and block tables: what a step computes, and what came out of it."""
 
-    def __init__(self, num_blocks):
+    def __init__(self, num_blocks, block_size, max_running):
+        self.block_size = block_size
+        self.scheduler = MyScheduler(num_blocks, block_size, max_running)
+        self.cache = MyPrefixCache(num_blocks)
+        self.tokens = {}  # name -> token ids, prompt and answer
+        self.hits = {}  # name -> blocks that were found in the cache
+        self.tables = {}  # name -> the table of the tokens after those
+        self.stored = {}  # name -> how many tokens have their keys and values in memory
+
+    def add(self, name, prompt, output):
+        """A request: token ids, and how many more it asks for."""
+        self.scheduler.add(name, len(prompt), output)
+        self.tokens[name] = list(prompt)
+
+    def blocks(self, name):
+        """All blocks of a request that runs, in the order of its tokens."""
+        return [*self.hits[name], *self.tables[name].blocks]
+
+    def schedule(self):
+        """Plan a step: a list of (name, new, start, blocks)."""
         ### BEGIN SOLUTION
-        self.unused = list(range(num_blocks))
+        served = self.scheduler.step()
+        for name in [name for name in self.tables if name not in served]:
+            self.leave(name)
+        plan = []
+        for name in served:
+            tokens = self.tokens[name]
+            if name not in self.tables:
+                self.hits[name] = self.cache.lookup(my_block_hashes(tokens[:-1], self.block_size))
+                self.cache.share(self.hits[name])
+                self.tables[name] = MyBlockTable(self.cache, self.block_size)
+                self.stored[name] = len(self.hits[name]) * self.block_size
+            start = self.stored[name]
+            self.tables[name].append(len(tokens) - start)
+            plan.append((name, tokens[start:], start, self.blocks(name)))
+        return plan
         ### END SOLUTION
 
-    @property
-    def num_free(self):
-        """Blocks that are free."""
+    def update(self, sampled):
+        """The step was computed: `sampled` has the next token of each name in it."""
         ### BEGIN SOLUTION
-        return len(self.unused)
-        ### END SOLUTION
+        for name, token in sampled.items():
+            tokens = self.tokens[name]
+            for block, key in zip(self.blocks(name), my_block_hashes(tokens, self.block_size)):
+                self.cache.publish(block, key)
+            self.stored[name] = len(tokens)
+            tokens.append(token)
+            if name not in self.scheduler.running:
+                self.leave(name)
 
-    def allocate(self, n):
-        """`n` blocks, or None when fewer are free; then nothing has changed."""
-        ### BEGIN SOLUTION
-        if n > len(self.unused):
-            return None
-        return [self.unused.pop() for _ in range(n)]
-        ### END SOLUTION
-
-    def free(self, blocks):
-        """Take blocks back."""
-        ### BEGIN SOLUTION
-        self.unused.extend(blocks)
-        ### END SOLUTION
-
-
-class MyBlockTable:
-    """The blocks of one request."""
-
-    def __init__(self, pool, block_size):
-        ### BEGIN SOLUTION
-        self.pool, self.block_size = pool, block_size
-        self.blocks, self.num_tokens = [], 0
-        ### END SOLUTION
-
-    def append(self, n):
-        """Room for `n` more tokens: True; False, and no change, when the pool is short."""
-        ### BEGIN SOLUTION
-        total = self.num_tokens + n
-        blocks = self.pool.allocate(-(-total // self.block_size) - len(self.blocks))
-        if blocks is None:
-            return False
-        self.blocks.extend(blocks)
-        self.num_tokens = total
-        return True
-        ### END SOLUTION
-
-    def free(self):
-        """Give every block back and be empty."""
-        ### BEGIN SOLUTION
-        self.pool.free(self.blocks)
-        self.blocks, self.num_tokens = [], 0
+    def leave(self, name):
+        """Every block goes back; the tokens stay."""
+        self.tables.pop(name).free()
+        self.cache.free(self.hits.pop(name))
+        del self.stored[name]
         ### END SOLUTION
 
 # %% [markdown]
-# The model in float32, and an engine with 24 blocks of 16 tokens. With your classes in it, it answers:
+# The example, without a model: its token is always 42.
 
 # %%
-model = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
-
-
-def make_engine(num_blocks, block_size=16):
-    """Without prefix caching no block is shared: then a pool like yours is all that it needs."""
-    return LLM(
-        model, device="cpu", num_blocks=num_blocks, block_size=block_size, max_model_len=256,
-        enable_prefix_caching=False, attention_backend="torch",
-    )
-
-
 with attempt():
-    llm = make_engine(num_blocks=24)
-    pool = plug_in_memory(llm, MyBlockPool, MyBlockTable)
-    greedy = SamplingParams(temperature=0, max_tokens=16)
-    for output in llm.generate(["Paris is", "Water boils at"], greedy, use_tqdm=False):
-        print(output.prompt + output.outputs[0].text)
-    print(pool.num_free, "of 24 blocks are free again")
+    engine = MyEngine(num_blocks=8, block_size=4, max_running=2)
+    for name in "ab":
+        engine.add(name, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20], output=3)
+        for _ in range(3):
+            plan = engine.schedule()
+            print(plan)
+            engine.update({name: 42})
+    print(engine.cache.num_free, "of 8 blocks are free again")
 
-# %% nbgrader={"grade_id": "engine_memory-check", "grade": true}
-check.engine_memory(MyBlockPool, MyBlockTable)
+# %% nbgrader={"grade_id": "engine_step-check", "grade": true}
+check.engine_step(MyEngine)
 
 # %% [markdown]
-# What that is worth: the same memory, 512 token slots, once as two strips of 256 and once as 32 of your blocks, and ten requests.
-
-# %%
-def most_at_once(num_blocks, block_size):
-    """Serve ten requests from your memory, and count how many ran together at most."""
-    llm = make_engine(num_blocks, block_size)
-    plug_in_memory(llm, MyBlockPool, MyBlockTable)
-    counts = []
-    llm.engine.on_step = lambda plan: counts.append(len(llm.engine.scheduler.running))
-    prompts = [f"{number} is a number that" for number in range(10)]
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
-    return max(counts)
-
-
-with attempt():
-    strips, blocks = most_at_once(2, block_size=256), most_at_once(32, block_size=16)
-    print("two strips of 256 tokens:", strips, "at once")
-    print("32 blocks of 16 tokens:  ", blocks, "at once")
-    assert strips == 2 and blocks == 10
-
-# %% [markdown]
-# ## Task 2 · Your kernel in the engine
+# ## Task 2 · From a plan to the rows of a kernel
 #
-# *About 20 lines · difficulty 4 of 5 · 40 minutes · 6 points*
+# *About 10 lines · difficulty 2 of 5 · 20 minutes · 4 points*
 #
-# After the prompt every step brings one token a request, and its attention reads through your table. Here your kernel does that, in all 30
-# layers. It is the kernel of exercise 07 once more. The check needs your answer to task 1 as well: model, memory and kernel run together.
+# A kernel knows no names. It gets tensors: your kernel of exercise 07 answers one query a row, and reads the keys and values of that row through a table. A prompt
+# has many queries. It still needs no other kernel, and no mask: let every new token be a row of its own. All rows of a request have its table, and each sees one
+# token more than the row before it. (The engine's own kernel for prompts, of lesson 08, computes the same and reads each key once for many rows.)
 #
-# **Contract.** The cell below loads the query, scaled, and stores `result` [`HEAD_PADDED`]; compute it in between.
-# - `result` is the softmax of the scores `query · key` over the first `context_len` tokens, times their values.
-# - The token at position `p` is in block `table_ptr[p // BLOCK_SIZE]` (int32), at offset `p % BLOCK_SIZE`.
-# - Block `b`, offset `o`, KV head `h` is at `b * stride_block + o * stride_slot + h * stride_head`; the `HEAD_SIZE` numbers lie one behind the
-#   other. `GROUP` neighbouring query heads share a KV head: 3 in SmolLM2, of 9.
-# - What lies in places that are not the sequence's tokens does not matter, even if it is NaN. Read nothing outside of the tensors.
+# **Contract.** `my_batch(plan, block_size)` returns five lists, with one element for each new token, in the order of the plan. `plan` is what `schedule()` answers, and stays as it is.
+# - `token_ids`, and `positions`, which count from 0.
+# - `slots`: where its key and value are written, block · block_size + offset.
+# - `block_tables`: the blocks of its request, filled up with 0 at the end so that all are as long as the longest.
+# - `context_lens`: how many tokens the row sees, itself included.
 #
-# **Example.** Blocks of 16 tokens, a table `[3, 1]` and 20 tokens. Token 17 is in block 1 at offset 1. With tiles of 16 the second tile
-# has 4 live lanes, for the tokens 16 to 19, and 12 lanes that must count for nothing. Query head 5 reads KV head 5 // 3 = 1.
+# **Example.** Block size 4. `a` decodes token 42 at position 10, in blocks [6, 1, 2]; `b` begins with two tokens in block 5. `my_batch([("a", [42], 10, [6, 1, 2]), ("b", [7, 8], 0, [5])], 4)`
+# has the token ids [42, 7, 8], positions [10, 0, 1], slots [10, 20, 21] (2 · 4 + 2, 5 · 4, 5 · 4 + 1), tables [[6, 1, 2], [5, 0, 0], [5, 0, 0]] and context lengths [11, 1, 2].
 #
 # <details><summary>Hint 1</summary>
 #
-# Keep three things from tile to tile: the largest score, the sum of the weights, the weighted sum of the values.
+# Two loops: over the entries of the plan, and over the new tokens of each. In the inner one every list gets one element.
 #
 # <details><summary>Hint 2</summary>
 #
-# Mask every load, with `other=0.0`: an unused slot may hold NaN, and 0 times NaN is NaN. Scores of lanes beyond the end become minus infinity by `tl.where`.
+# `enumerate(new, start)` gives positions with their tokens. A row at position p sees p + 1 tokens.
 #
 # <details><summary>Hint 3</summary>
 #
-# When the largest score grows from `maximum` to `new_maximum`, what was summed so far shrinks by `tl.exp(maximum - new_maximum)`. Divide once, at the end.
+# The longest table is `max(len(blocks) for name, new, start, blocks in plan)`, and a row's is `list(blocks) + [0] * (longest - len(blocks))`.
 #
 # </details></details></details>
 
-# %% nbgrader={"grade_id": "engine_kernel", "solution": true}
-@triton.jit
-def my_decode_kernel(
-    output_ptr,  # [num_seqs, num_query_heads, HEAD_SIZE] float32
-    query_ptr,  # the same
-    key_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_SIZE] float32
-    value_cache_ptr,
-    block_tables_ptr,  # [num_seqs, max_blocks] int32
-    context_lens_ptr,  # [num_seqs] int32
-    scale,
-    stride_block,
-    stride_slot,
-    stride_head,
-    stride_table,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads per KV head
-    TILE: tl.constexpr,
-):
-    head, seq = tl.program_id(0), tl.program_id(1)
-    row = (seq * tl.num_programs(0) + head) * HEAD_SIZE  # where the query is, and the result goes
-    dims = tl.arange(0, HEAD_PADDED)
-    in_head = dims < HEAD_SIZE
-    query = tl.load(query_ptr + row + dims, mask=in_head, other=0.0) * scale
-    table_ptr = block_tables_ptr + seq * stride_table
-    context_len = tl.load(context_lens_ptr + seq)
+# %% nbgrader={"grade_id": "engine_batch", "solution": true}
+def my_batch(plan, block_size):
+    """Token ids, positions, slots, tables and context lengths: one of each for every new token."""
     ### BEGIN SOLUTION
-    maximum = float("-inf")
-    total = 0.0
-    acc = tl.zeros([HEAD_PADDED], tl.float32)
-    for first in range(0, context_len, TILE):
-        positions = first + tl.arange(0, TILE)
-        live = positions < context_len
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        rows = blocks * stride_block + positions % BLOCK_SIZE * stride_slot
-        places = (rows + head // GROUP * stride_head)[:, None] + dims[None, :]
-        real = live[:, None] & in_head[None, :]
-        key = tl.load(key_cache_ptr + places, mask=real, other=0.0)
-        value = tl.load(value_cache_ptr + places, mask=real, other=0.0)
-        scores = tl.where(live, tl.sum(key * query[None, :], axis=1), float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
-        weights = tl.exp(scores - new_maximum)
-        rescale = tl.exp(maximum - new_maximum)
-        total = total * rescale + tl.sum(weights, axis=0)
-        acc = acc * rescale + tl.sum(weights[:, None] * value, axis=0)
-        maximum = new_maximum
-    result = acc / tl.where(total > 0.0, total, 1.0)
+    token_ids, positions, slots, block_tables, context_lens = [], [], [], [], []
+    longest = max(len(blocks) for _, _, _, blocks in plan)
+    for _, new, start, blocks in plan:
+        for position, token in enumerate(new, start):
+            token_ids.append(token)
+            positions.append(position)
+            slots.append(blocks[position // block_size] * block_size + position % block_size)
+            block_tables.append(list(blocks) + [0] * (longest - len(blocks)))
+            context_lens.append(position + 1)
+    return token_ids, positions, slots, block_tables, context_lens
     ### END SOLUTION
-    tl.store(output_ptr + row + dims, result, mask=in_head)
+
+# %% nbgrader={"grade_id": "engine_batch-check", "grade": true}
+check.engine_batch(my_batch)
+
+# %% [markdown]
+# ## SmolLM2 answers from your memory
+#
+# This is all that stands between your engine and a language model:
+
+# %%
+import torch
+
+from coursekit.capstone import Runner, most_held, serve
+from coursekit.figures.engine import blocks_over_steps
+from coursekit.figures.style import show
+from minipaged import LLM, SamplingParams, load_model
+
+show_source(serve)
+
+# %% [markdown]
+# The model in float32, a memory of 20 blocks of 16 tokens, and six questions after one system prompt. The first comes alone, the others after its first step,
+# so they find what it has published. Each asks for another number of tokens. `Runner` computes the rows, here with plain torch.
+
+# %%
+SYSTEM = """You are a helpful assistant of a school. Children of eight ask you questions. You answer
+in one short and friendly sentence, with words that a child knows, and you never make things up."""
+QUESTIONS = {
+    "What is a cache?": 28, "Why is the sky blue?": 20, "What do bees eat?": 12,
+    "Who was Ada Lovelace?": 24, "What is the capital of France?": 8, "How do birds fly?": 16,
+}
+NUM_BLOCKS, BLOCK_SIZE = 20, 16
+
+model = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
+prompts = {}
+for question in QUESTIONS:
+    said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    prompts[question] = model.tokenizer.encode(model.tokenizer.apply_chat_template(said))
+
+
+def ask(engine, runner):
+    """All questions, the first one step ahead of the others; the blocks of each step."""
+    first, *others = QUESTIONS
+    engine.add(first, prompts[first], QUESTIONS[first])
+    plan = engine.schedule()
+    engine.update(runner.next_tokens(plan, my_batch(plan, BLOCK_SIZE)))
+    for question in others:
+        engine.add(question, prompts[question], QUESTIONS[question])
+    return [{first: list(plan[0][3])}, *serve(engine, runner, my_batch)]
+
+# %%
+answers = []
+with attempt():
+    engine = MyEngine(NUM_BLOCKS, BLOCK_SIZE, max_running=8)
+    steps = ask(engine, Runner(model, NUM_BLOCKS, BLOCK_SIZE))
+    answers = [engine.tokens[question][len(prompts[question]) :] for question in QUESTIONS]
+    for question, answer in zip(QUESTIONS, answers):
+        print(f"{question:<32}{' '.join(model.tokenizer.decode(answer).split())}")
+    print(engine.cache.num_free, "of", NUM_BLOCKS, "blocks are free again")
+
+# %% [markdown]
+# Does the course's engine say the same, token for token? (If it does not, and both checks have passed, one of your older parts does here what its own check did
+# not see. Take the course's own instead, one after the other, with `ours`, and you find out which.)
+
+# %%
+if answers:
+    llm = LLM(model, device="cpu", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    greedy = {"temperature": 0, "ignore_eos": True}
+    params = [SamplingParams(max_tokens=n, **greedy) for n in QUESTIONS.values()]
+    given = [{"prompt_token_ids": prompt} for prompt in prompts.values()]
+    outputs = llm.generate(given, params, use_tqdm=False)
+    theirs = [list(output.outputs[0].token_ids) for output in outputs]
+    print("tokens that are the same:", sum(map(len, answers)), "of", sum(map(len, theirs)))
+    assert answers == theirs
+
+# %% [markdown]
+# ## The picture of your memory
+#
+# Every block in every step, as your tables had them. Blue is held by several requests at once: the system prompt, stored once. Grey ends where a request is
+# done; its blocks keep what is in them until somebody needs them. Strips as long as the longest text that the server accepts, say 128 tokens, would take eight
+# blocks each: two requests at once.
+
+# %%
+if answers:
+    figure = blocks_over_steps(steps, NUM_BLOCKS)
+    show(figure, "the blocks of your pool in each step; blue where shared")
+    strips = NUM_BLOCKS * BLOCK_SIZE // 128
+    print("requests at once:", max(map(len, steps)), "at most; in strips of 128:", strips)
+    print("blocks in use:   ", most_held(steps), "at most, of", NUM_BLOCKS)
+
+# %% [markdown]
+# ## And through your kernel
+#
+# Above torch attended. Now your kernel of exercise 07 does, in every layer and for every row, a prompt's rows too. Triton's interpreter takes some milliseconds for each
+# of a row's 270 programs (9 query heads in 30 layers), so on a processor this says only a few words; on a card the same kernel would be compiled.
 
 # %%
 def attend(query, key_cache, value_cache, block_tables, context_lens, scale):
-    """What the engine calls in each layer; a tile holds a block."""
+    """What the model calls in each layer; a tile holds a block."""
+    from coursekit.given.launches import launch_decode
+
+    cache = key_cache, value_cache
     return launch_decode(
-        my_decode_kernel, query.contiguous(), key_cache, value_cache, block_tables, context_lens,
-        scale, tile=16,
+        my_decode_kernel, query, *cache, block_tables, context_lens, scale, tile=16
     )
 
 
 with attempt():
-    llm = make_engine(num_blocks=6)
-    plug_in_memory(llm, MyBlockPool, MyBlockTable)
-    backend = plug_in_attention(llm, attend)
-    prompt = "Blocks are"
-    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
-    print(prompt + output.outputs[0].text)
-    print("the kernel was called", backend.num_calls, "times")
-
-# %% nbgrader={"grade_id": "engine_kernel-check", "grade": true}
-check.engine_kernel(my_decode_kernel)
+    engine = MyEngine(num_blocks=2, block_size=BLOCK_SIZE, max_running=1)
+    runner = Runner(model, 2, BLOCK_SIZE, attend)
+    prompt = model.tokenizer.encode("Blocks are")
+    engine.add("words", prompt, output=4)
+    serve(engine, runner, my_batch)
+    print(model.tokenizer.decode(engine.tokens["words"]))
+    print("your kernel was called", runner.num_calls, "times")
 
 # %% [markdown]
 # ## Where this leads
 #
-# Everything that a request's memory goes through in this engine you have now written yourself. What is left in
-# [minipaged/](../../minipaged) is sharing (exercises 09 and 10), the scheduler (exercise 11), and speed. Read
-# [engine.py](../../minipaged/engine/engine.py): nothing in it should surprise you.
+# You have written an engine. Read the course's own, [engine.py](../../minipaged/engine/engine.py) and [scheduler.py](../../minipaged/core/scheduler.py), as somebody who has
+# done it: `schedule()` is your scheduler's step and the first half of yours in one, so it counts what is shared when it decides who may enter; yours counts every request as
+# if it were alone. `_commit` is your `update`. What it does besides: prompts come in chunks, samples fork, blocks may be swapped, and nothing is hashed twice. And where your `my_batch` makes a
+# row of every token, [runner.py](../../minipaged/core/runner.py) writes a request's row once and keeps it.

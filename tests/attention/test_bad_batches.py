@@ -10,6 +10,7 @@ from minipaged.attention import get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.cache.storage import KVStorage
+from minipaged.cpu.accelerate import accelerate_model
 from minipaged.cpu.backend import CpuBackend
 from minipaged.memory import KVSpec
 from minipaged.model.tiny import TINY, random_llama
@@ -79,7 +80,7 @@ def test_id_that_is_no_blocks_is_refused_when_a_batch_is_built(block: int) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_tables": torch.tensor([[-1]], dtype=torch.int32)}, "block id -1 in a block table"),
+        ({"block_tables": torch.tensor([[-1]], dtype=torch.int32)}, "sequence 0 names block -1"),
         ({"context_lens": torch.tensor([17], dtype=torch.int32)}, "max_context_len is 5, the lengths are"),
         (
             {"context_lens": torch.tensor([17], dtype=torch.int32), "max_context_len": 17},
@@ -124,3 +125,51 @@ def test_model_refuses_a_batch_that_leads_out_of_the_cache_before_it_writes() ->
         with pytest.raises(ValueError, match="names block 4, the cache has blocks 0 to 3"):
             model(torch.tensor([5]), AttentionBatch(**fields(**change)), made, get_backend("torch"))
     assert all(bool((tensor == 1).all()) for tensor in made.tensors)
+
+
+def vouched(**changes: Any) -> AttentionBatch:
+    """Two sequences of 20 and 40 tokens, one query each, from somebody who says that all is right."""
+    batch = AttentionBatch.build([[0, 1], [2, 3, 1]], [1, 1], [20, 40], BLOCK_SIZE)
+    return replace(batch, num_blocks_named=0, **changes)
+
+
+TABLES = {
+    "beyond": ([[0, 1, 0], [2, 4, 1]], "sequence 1 names block 4, the cache has blocks 0 to 3 .entry 1 of"),
+    "far beyond": ([[0, 10**6, 0], [2, 3, 1]], "sequence 0 names block 1000000, .*entry 1 of"),
+    "negative": ([[0, 1, 0], [2, 3, -1]], "sequence 1 names block -1, .*entry 2 of"),
+    "far negative": ([[-(2**20), 1, 0], [2, 3, 1]], "sequence 0 names block -1048576, .*entry 0 of"),
+}
+
+
+@pytest.mark.parametrize(("tables", "message"), TABLES.values(), ids=TABLES.keys())
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_kernel_in_c_looks_at_the_tables_of_a_batch_that_was_vouched_for(
+    tables: list[list[int]], message: str, queries: int
+) -> None:
+    batch = AttentionBatch.build([[0, 1], [2, 3, 1]], [queries, queries], [20, 40], BLOCK_SIZE)
+    batch = replace(batch, num_blocks_named=0, block_tables=torch.tensor(tables, dtype=torch.int32))
+    with pytest.raises(ValueError, match=message):
+        attend(CpuBackend(), batch)
+    model, made = accelerate_model(random_llama(CONFIG)), storage()
+    with pytest.raises(ValueError, match=message):
+        model(torch.arange(batch.num_tokens), batch, made, CpuBackend())
+    assert all(bool((tensor == 1).all()) for tensor in made.tensors)
+
+
+def test_entries_that_are_never_read_may_name_anything() -> None:
+    tables = torch.tensor([[0, 1, 99], [2, 3, 1]], dtype=torch.int32)
+    assert torch.equal(attend(CpuBackend(), vouched(block_tables=tables)), torch.ones(2, 4, 64))
+
+
+def test_a_context_longer_than_its_table_is_refused_though_vouched_for() -> None:
+    with pytest.raises(ValueError, match="sequence 1 has 49 keys, its block table holds 48"):
+        attend(CpuBackend(), vouched(context_lens=torch.tensor([20, 49], dtype=torch.int32)))
+
+
+def test_the_tables_are_looked_at_again_for_a_smaller_cache() -> None:
+    backend, batch = CpuBackend(), vouched()
+    attend(backend, batch)
+    small = KVStorage(KVSpec.from_model(CONFIG, torch.float32), 3, BLOCK_SIZE)
+    query = torch.ones(batch.num_tokens, CONFIG.num_query_heads, CONFIG.head_size)
+    with pytest.raises(ValueError, match=r"sequence 1 names block 3, the cache has blocks 0 to 2 \(entry 1"):
+        backend.paged_attention(query, small.layer(0), batch, scale=0.125)

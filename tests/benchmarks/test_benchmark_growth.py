@@ -11,8 +11,8 @@ from benchmarks import curves, figures, prefix_sharing, readme, records, scaling
 from benchmarks.floor import ModelCost, Rates
 from minipaged import LLM
 from minipaged.cache import BlockPool
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.memory import KVSpec
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.benchmarks.test_benchmark_scheduler import scheduler_result
 

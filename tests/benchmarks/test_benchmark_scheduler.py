@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import figures, readme, scheduler
 from minipaged import LLM
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.engine.fake_tokenizers import ByteTokenizer
 

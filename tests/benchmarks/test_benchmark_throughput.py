@@ -51,6 +51,14 @@ def test_goals_are_judged_against_their_limits_and_their_aims():
     assert not rows["share of this machine's floor", "chat48"]["met"]
 
 
+def test_kernels_that_are_slower_than_plain_torch_miss_a_goal():
+    found = {"chat48": FOUND["chat48"] | {"minipaged-torch": summary(410)}}
+    goals = {(row["text"], row["mix"]): row for row in goal_rows(found, FLOORS)}
+    row = goals["tokens/s against plain torch", "chat48"]
+    assert (row["at_least"], row["met"]) == (1.0, False)
+    assert row["measured"] == pytest.approx(400 / 410)
+
+
 def test_what_was_not_measured_is_said_and_not_judged():
     row = rows_by_goal()["one request alone, against vLLM", "alone"]
     assert row["measured"] is row["met"] is row["aim_met"] is None
@@ -162,12 +170,12 @@ def test_an_engine_serves_mix_after_mix_and_is_stopped_in_between(tmp_path: Path
     handler = signal.getsignal(signal.SIGTERM)
     with processes.started([stand_in(tmp_path, serve)], SETTINGS) as running:
         engine = running["stand-in"]
-        results = [engine._serve(mix_of([4] * n, [3] * n)) for n in (2, 5)]
+        results = [engine.serve(mix_of([4] * n, [3] * n)) for n in (2, 5)]
         assert psutil.Process(engine._child.pid).status() == psutil.STATUS_STOPPED
         assert signal.getsignal(signal.SIGTERM) is not handler
     assert signal.getsignal(signal.SIGTERM) is handler
     assert [result["output_tokens"] for result in results] == [6, 15]
-    assert all(result["peak_mib"] > 0 for result in results)
+    assert all(result["peak_mib"] > 0 and result["cpu_seconds"] >= 0 for result in results)
     assert engine._child.returncode is not None
 
 

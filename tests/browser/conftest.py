@@ -57,7 +57,7 @@ def lab(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jup
     (folder / "notebooks").mkdir()
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         shutil.copy(notebook, folder / "notebooks")
-    shutil.copytree(ROOT / "docs", folder / "docs")  # lesson 13 reads a page of it
+    shutil.copytree(ROOT / "docs", folder / "docs")  # lesson 14 reads a page of it
     with JupyterLab(folder) as server:
         yield server
 

@@ -17,7 +17,7 @@ from minipaged import LLM, AttentionBatch, BlockPool, BlockTable, KVSpec, Sampli
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
 from minipaged.cache.prefix import hash_blocks, usable_hits
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 Numbers = list[float]
@@ -98,26 +98,41 @@ def tile(controls: Controls) -> Numbers:
 
 
 def card_at_work(controls: Controls) -> Numbers:
-    """07: programs of a decode step, and the share of the card's time in which they have work."""
+    """07: the share of the card's time in which multiprocessors have work, uncut and cut."""
     target = next(target for target in TARGETS.values() if target.card == controls["card"])
     count, sequences, context = (
         target.num_multiprocessors,
         int(controls["sequences"]),
         int(controls["context"]),
     )
-    part = {"not cut": context, "chosen": arguments.keys_per_part(sequences, 8, context, count)}
-    length = part.get(controls["keys a part"]) or int(controls["keys a part"])
-    whole, rest = divmod(context, length)
-    each = [length] * whole + [rest] * bool(rest)
-    runs = run_programs([keys for keys in each for _ in range(8 * sequences)], count)
-    return [sequences, context, length, len(runs), round(100 * busy_share(runs, count)), count]
+    part = controls["keys a part"]
+    cut = arguments.keys_per_part(sequences, 8, context, count) if part == "chosen" else int(part)
+    shares = []
+    for length in (context, cut):
+        whole, rest = divmod(context, length)
+        each = [length] * whole + [rest] * bool(rest)
+        runs = run_programs([keys for keys in each for _ in range(8 * sequences)], count)
+        shares.append(round(100 * busy_share(runs, count)))
+    return [sequences, context, shares[0], count, shares[1]]
 
 
-def chunk(controls: Controls) -> Numbers:
-    """08: first and last position of a chunk of 4 + 4 + 2, and the keys before it."""
-    lengths = [4, 4, 2][: int(controls["step"]) + 1]
-    batch = AttentionBatch.build([[0]], lengths[-1:], [sum(lengths)], 16)
-    return [int(batch.positions[0]), int(batch.positions[-1]), sum(lengths[:-1])]
+def token_budget(controls: Controls) -> Numbers:
+    """08: under a token budget, the longest step and the steps of a prompt of 400 beside eight chats."""
+    budget = int(controls["budget"])
+    sizes = {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": budget}
+    model = LoadedModel(random_llama(), None, TINY, "tiny")
+    llm = LLM(model, device="cpu", enable_prefix_caching=False, **sizes)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    for index in range(8):
+        llm.engine.add_request(str(index), [5 + index] * 7, params)
+    for step in range(100):
+        if step == 6:
+            llm.engine.add_request("long", [3] * 400, params)
+        if llm.engine.has_unfinished_requests():
+            llm.engine.step()
+    longest = max(record.prefill_tokens + record.decode_tokens for record in llm.trace)
+    chunks = sum(record.prefill_tokens > 0 for record in list(llm.trace)[6:])
+    return [budget, longest, 408, chunks]
 
 
 def fork(controls: Controls) -> Numbers:
@@ -195,15 +210,6 @@ def at_once(controls: Controls) -> Numbers:
     return [round(strips * 4096 * token / 2**20), strips, 4096, *levels]
 
 
-def several_cards(controls: Controls) -> Numbers:
-    """13: KV bytes of a token on each of several cards, and requests of 4096 tokens that fit."""
-    cards = int(controls["cards"])
-    dtype, bits = {"16 bits": (torch.float16, [16]), "int8": (torch.int8, [8])}[controls["choice"]]
-    spec = KVSpec(80, max(1, 8 // cards), 128, dtype)
-    fit = max(0, (80 * GB - 140 * GB // cards) // spec.bytes_for(4096, 16))
-    return [cards, *bits, spec.bytes_per_token, fit, 4096]
-
-
 EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
     "01": work,
     "02": conversations,
@@ -212,11 +218,10 @@ EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
     "05": shuffled_table,
     "06": tile,
     "07": card_at_work,
-    "08": chunk,
+    "08": token_budget,
     "09": fork,
     "10": eviction,
     "11": pool_in_step,
     "12": at_once,
-    "13": several_cards,
 }
 """Lesson -> the numbers below its widget."""

@@ -9,8 +9,8 @@ from page_checks import FAINT, UNNAMED
 
 from coursekit.player import Player, player_page
 from coursekit.recording import moments, record
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import SamplingParams
 

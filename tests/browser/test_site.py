@@ -86,6 +86,7 @@ def test_page_is_quiet_sets_its_formulas_and_fits_a_phone(page, site, quiet, doc
 def test_site_has_every_lesson_exercise_and_module(site):
     documents = [
         *ROOT.glob("notebooks/[0-9]*.ipynb"),
+        *ROOT.glob("notebooks/extra/[0-9]*.ipynb"),
         *ROOT.glob("exercises/*/*.ipynb"),
         *ROOT.glob("docs/*.md"),
     ]

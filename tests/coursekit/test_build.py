@@ -71,6 +71,22 @@ def test_an_edited_source_fails_the_check(source, capsys, old, new, complaint):
     assert complaint in capsys.readouterr().out
 
 
+def test_a_study_goes_into_a_folder_of_its_own_with_the_number_of_its_lesson(source, capsys):
+    stored(source)
+    study = source.parent / "extra" / "01_study.py"
+    study.parent.mkdir()
+    study.write_text(SOURCE)
+    (source.parents[1] / "extra").mkdir()
+    assert stored(study) == source.parents[1] / "extra" / "01_study.ipynb"
+    first = nbformat.read(stored(study), as_version=4).cells[0].source
+    assert "/notebooks/extra/01_study.ipynb)" in first and "(../../docs/images/" in first
+    assert build.main(["--check", "01"]) == 0
+    assert "2 sources agree" in capsys.readouterr().out
+    study.unlink()
+    assert build.main(["--check"]) == 1
+    assert "extra/01_study.ipynb has no source" in capsys.readouterr().out
+
+
 def test_a_missing_notebook_and_a_notebook_without_source_fail_the_check(source, capsys):
     stored(source).rename(source.parent.parent / "09_gone.ipynb")
     assert build.main(["--check"]) == 1

@@ -1,79 +1,172 @@
-"""A learner's parts do the engine's work when plugged in; a tiny model here, the real one in the exercise."""
+"""Answers are loaded once they pass, and the engine that joins them says what the course's engine says."""
 
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
 import pytest
 import torch
+from checkout import ROOT
 
-from coursekit.capstone import plug_in_attention, plug_in_memory
+from coursekit import capstone
+from coursekit.capstone import Runner, load_answers, most_held, serve
+from coursekit.given import parts
+from coursekit.grading.grade import grade_answer
+from coursekit.grading.tasks import TASKS
+from coursekit.publish.exercise_build import handed_out_notebook, solved_notebook
 from minipaged import LLM, SamplingParams
-from minipaged.attention.reference import ReferenceBackend
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
-from tests.exercises.test_04_block_table import ALLOCATOR, BLOCK_TABLE
+from tests.exercises.proof import answers
 
-PROMPTS = [[5, 6, 7], [8] * 9, [9, 10]]
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-def make(num_blocks=16, **settings):
-    model = LoadedModel(random_llama(), None, TINY, "tiny")
-    settings = {"enable_prefix_caching": False, "device": "cpu", "max_model_len": 64} | settings
-    return LLM(model, num_blocks=num_blocks, block_size=4, attention_backend="torch", **settings)
+PROMPTS = [list(range(5, 16)), [*range(5, 14), 3], [9, 10]]
+NEW_TOKENS = 8
+BLOCK_SIZE = 4
+LOADED = ("04", "07", "10", "11")
 
 
-def tokens_of(llm):
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+def tiny():
+    return LoadedModel(random_llama(), None, TINY, "tiny")
 
 
-@pytest.fixture(scope="module")
-def mine():
-    space = {}
-    exec(ALLOCATOR.second, space)
-    exec(BLOCK_TABLE.second, space)
-    return space
+def serve_prompts(num_blocks, *, attend=None):
+    """The answers, and the blocks of each step, of the solution with the parts that its check has."""
+    space = dict(vars(parts))
+    exec(answers()["engine_step"], space)
+    exec(answers()["engine_batch"], space)
+    engine = space["MyEngine"](num_blocks, BLOCK_SIZE, 3)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(str(number), prompt, NEW_TOKENS)
+    runner = Runner(tiny(), num_blocks, BLOCK_SIZE, attend)
+    steps = serve(engine, runner, space["my_batch"])
+    assert engine.cache.num_free == num_blocks
+    said = [engine.tokens[str(number)][len(prompt) :] for number, prompt in enumerate(PROMPTS)]
+    return said, steps, runner
+
+
+def engine_says():
+    llm = LLM(tiny(), num_blocks=16, block_size=BLOCK_SIZE, device="cpu", max_model_len=64)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    given = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [list(out.outputs[0].token_ids) for out in llm.generate(given, params, use_tqdm=False)]
 
 
 @pytest.mark.parametrize("num_blocks", [16, 6])
-def test_plugged_memory_serves_the_same_tokens_and_gets_everything_back(mine, num_blocks):
-    llm = make(num_blocks)
-    pool = plug_in_memory(llm, mine["MyBlockPool"], mine["MyBlockTable"])
-    assert tokens_of(llm) == tokens_of(make())
-    assert pool.mine.num_free == num_blocks
-    assert (llm.stats.num_preemptions > 0) == (num_blocks == 6)
+def test_the_solution_says_what_the_engine_says(num_blocks):
+    said, steps, _ = serve_prompts(num_blocks)
+    assert said == engine_says()
+    assert most_held(steps) <= num_blocks
+    gave_way = any("1" in before and "1" not in after for before, after in pairwise(steps[:-1]))
+    assert gave_way == (num_blocks == 6)
 
 
-def test_an_engine_that_shares_blocks_is_refused(mine):
-    with pytest.raises(ValueError, match="enable_prefix_caching=False"):
-        plug_in_memory(make(enable_prefix_caching=True), mine["MyBlockPool"], mine["MyBlockTable"])
-
-
-def test_plugged_attention_is_asked_for_single_queries_only():
-    seen = []
+def test_a_kernel_gets_every_row_of_every_layer():
+    rows = []
 
     def attend(query, key_cache, value_cache, block_tables, context_lens, scale):
-        seen.append(tuple(query.shape))
-        keys = [
-            key_cache[t.long()].flatten(0, 1)[:n] for t, n in zip(block_tables, context_lens, strict=True)
-        ]
-        values = [
-            value_cache[t.long()].flatten(0, 1)[:n] for t, n in zip(block_tables, context_lens, strict=True)
-        ]
-        rows = []
-        for q, k, v in zip(query, keys, values, strict=True):
+        rows.append(len(query))
+        assert block_tables.dtype == context_lens.dtype == torch.int32
+        answer = torch.empty_like(query)
+        for row, (q, table, length) in enumerate(zip(query, block_tables, context_lens, strict=True)):
+            k, v = (cache[table.long()].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
             k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-            rows.append(
-                torch.einsum("hn,nhd->hd", torch.softmax(torch.einsum("hd,nhd->hn", q, k) * scale, 1), v)
-            )
-        return torch.stack(rows)
+            weights = torch.softmax(torch.einsum("hd,nhd->hn", q, k) * scale, dim=1)
+            answer[row] = torch.einsum("hn,nhd->hd", weights, v)
+        return answer
 
-    llm = make()
-    backend = plug_in_attention(llm, attend)
-    assert tokens_of(llm) == tokens_of(make())
-    assert backend.num_calls == len(seen) == 11 * TINY.num_layers
-    assert set(seen) == {(len(PROMPTS), TINY.num_query_heads, TINY.head_size)}
+    said, steps, runner = serve_prompts(16, attend=attend)
+    assert said == engine_says()
+    assert runner.num_calls == len(rows) == len(steps) * TINY.num_layers
+    assert rows[0] == sum(map(len, PROMPTS))
 
 
-def test_the_rest_of_attention_is_left_to_the_backend_that_was_there():
-    llm = make()
-    llm.engine.runner.backend = ReferenceBackend()
-    assert plug_in_attention(llm, lambda *args: None).name == "plugged into reference"
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (([5], [0], [0], [[7]], [1]), "block 7 is named, the memory has 0 to 3"),
+        (([5], [0], [16], [[0]], [1]), "block 4 is named, the memory has 0 to 3"),
+        (([5], [0], [-1], [[0]], [1]), "slot -1: the memory has 0 to 15"),
+        (([5], [0], [0], [[-(2**20)]], [1]), "block -1048576"),
+        (([999], [0], [0], [[0]], [1]), "token 999: the model knows 0 to 319"),
+        (([5], [4], [4], [[0]], [5]), "max_context_len is 5, the block tables hold 4"),
+    ],
+)
+def test_rows_that_lead_out_of_the_memory_are_refused(rows, message):
+    runner = Runner(tiny(), 4, BLOCK_SIZE)
+    with pytest.raises(ValueError, match=message):
+        runner.hidden(rows)
+
+
+def test_an_engine_that_plans_nothing_is_not_waited_for():
+    class Idle:
+        class scheduler:
+            running, waiting = (), ("a",)
+
+        def schedule(self):
+            return []
+
+    with pytest.raises(RuntimeError, match=r"nothing is computed, and \['a'\] wait"):
+        serve(Idle(), Runner(tiny(), 4, BLOCK_SIZE), None)
+
+
+@pytest.mark.parametrize("task", parts.TASKS)
+def test_the_parts_that_a_check_brings_pass_their_own_checks(task):
+    result = grade_answer(TASKS[task], {task: Path(parts.__file__).read_text()})
+    assert result.passed, result.text()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An exercises folder with the notebooks 04, 10 and 11 solved, and 07 as it was handed out."""
+    for number in LOADED:
+        (source,) = (ROOT / "solutions" / "src").glob(f"{number}_*.py")
+        make = handed_out_notebook if number == "07" else solved_notebook
+        target = tmp_path / "exercises" / source.stem / f"{source.stem}.ipynb"
+        target.parent.mkdir(parents=True)
+        nbformat.write(make(source), target)
+    return tmp_path / "exercises"
+
+
+def test_answers_that_pass_are_loaded_and_the_others_named(folder, capsys):
+    pytest.importorskip("triton")
+    mine = load_answers(folder)
+    table = mine.MyBlockTable(mine.MyPrefixCache(4), 2)
+    assert table.append(3) and len(table.blocks) == 2
+    assert len(mine.my_block_hashes([1, 2, 3], 2)) == 1
+    assert mine.MyScheduler(4, 2, 1).step() == []
+    with pytest.raises(NotImplementedError, match="do exercise 07 first"):
+        mine.my_decode_kernel()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "04  A block table and its slots: yours, passed"
+    assert said[1].endswith('not done yet; do exercise 07 first, or load_answers("..", ours=["07"])')
+
+
+def test_an_answer_that_does_not_pass_is_not_loaded(folder, capsys):
+    (path,) = folder.glob("11_*/*.ipynb")
+    path.write_text(
+        path.read_text().replace("self.waiting.insert(0, youngest)", "self.waiting.append(youngest)")
+    )
+    mine = load_answers(folder)
+    with pytest.raises(NotImplementedError, match="do exercise 11 first"):
+        mine.MyScheduler(4, 2, 1)
+    assert "does not pass (when a block is missing, the youngest gives way" in capsys.readouterr().out
+
+
+def test_the_courses_own_solution_is_taken_only_when_asked_for(folder, capsys, monkeypatch):
+    pytest.importorskip("triton")
+    shutil.rmtree(next(folder.glob("04_*")))
+    mine = load_answers(folder, ours=["4", "07"])
+    assert mine.MyBlockTable(mine.MyPrefixCache(4), 2).append(3)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(": ")[2] for line in said] == ["the course's own"] * 2 + ["yours, passed"] * 3
+    load_answers(folder)
+    assert "04  A block table and its slots: no notebook 04_… in" in capsys.readouterr().out
+    monkeypatch.setattr(capstone, "COURSE", folder / "coursekit")  # an installation without solutions
+    mine = load_answers(folder, ours=["04", "07"])
+    assert mine.MyBlockTable(mine.MyPrefixCache(4), 2).append(3)
+    assert "07  Attention through the block table, in one pass: the folder solutions is not here" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(ValueError, match=r"ours names \['05'\]; exercises 04, 07, 10 and 11"):
+        load_answers(folder, ours=["05"])

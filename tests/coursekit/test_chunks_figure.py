@@ -68,3 +68,9 @@ def test_bars_are_as_high_as_the_tokens_of_a_step():
 def test_panels_share_their_scale():
     upper, lower = tokens_per_step({"chunks": [(56, 8)], "whole": [(400, 8)]}).axes
     assert upper.get_ylim() == lower.get_ylim() and upper.get_ylim()[1] >= 408
+
+
+def test_equal_longest_steps_are_counted_in_the_label():
+    figure = tokens_per_step({"chunks": [(56, 8), (56, 8), (8, 8)], "whole": [(400, 8)]})
+    words = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert words == ["2 steps of 64 tokens", "408 tokens"]

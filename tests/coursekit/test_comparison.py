@@ -5,7 +5,7 @@ import torch
 
 from coursekit.comparison import Run, equal_outputs, serve
 from coursekit.workloads import Request
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 MAX_MODEL_LEN = 32

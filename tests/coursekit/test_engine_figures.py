@@ -2,7 +2,7 @@
 
 import pytest
 
-from coursekit.figures.engine import requests_at_once, step_parts
+from coursekit.figures.engine import blocks_over_steps, requests_at_once, step_parts
 
 STEPS = {"few": {"weights": 0.006, "head": 0.002, "sampler": 0.002}, "many": {"weights": 0.03, "head": 0.01}}
 
@@ -56,3 +56,12 @@ def test_a_part_has_the_colour_of_its_key():
     marks = artists(step_parts(STEPS))
     for part in ("weights", "head", "sampler"):
         assert marks[f"part:few:{part}"].get_facecolor() == marks[f"key:{part}"].get_facecolor()
+
+
+def test_blocks_over_steps_marks_what_is_shared():
+    marks = artists(blocks_over_steps([{"a": [0, 1]}, {"a": [0, 1], "b": [0, 2]}], 4))
+    assert {name for name in marks if name.startswith("block:")} == {
+        *("block:0:0:1", "block:1:0:1"),
+        *("block:0:1:2", "block:1:1:1", "block:2:1:1"),
+    }
+    assert marks["block:0:1:2"].get_facecolor() != marks["block:1:1:1"].get_facecolor()

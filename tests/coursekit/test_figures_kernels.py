@@ -52,6 +52,12 @@ def test_kernels_stand_under_the_first_roof():
     assert marks["kernel:prefill"].get_data()[1] == [100]
 
 
+def test_a_kernel_whose_operations_are_partly_useless_has_a_hollow_mark():
+    marks = marks_of(roofline({"card": (2e12, 100e12)}, {"decode": 4, "padded": 16}, hollow=["padded"]))
+    assert marks["kernel:padded"].get_markerfacecolor() == "white"
+    assert marks["kernel:decode"].get_markerfacecolor() != "white"
+
+
 def test_the_lesson_has_the_same_data_sheets_as_the_benchmark():
     source = (ROOT / "notebooks/src/07_fast_decode.py").read_text()
     (block,) = re.findall(r"^CARDS = \{.*?\n(.*?)^\}", source, re.MULTILINE | re.DOTALL)

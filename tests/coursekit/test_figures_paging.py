@@ -71,8 +71,6 @@ def test_block_size_tradeoff_shows_what_it_is_given():
 def test_the_number_of_a_block_can_be_read_however_full_it_is():
     """White on blue, grey on white: a nearly empty block has its number on white."""
     for num_tokens, color in ((8, "white"), (5, "#757575")):
-        figure = blocks_and_table(
-            [5, 2], num_tokens=num_tokens, block_size=4, num_blocks=8, max_model_len=32
-        )
+        figure = blocks_and_table([5, 2], num_tokens=num_tokens, block_size=4, num_blocks=8, max_model_len=32)
         [number] = [t for t in figure.axes[1].texts if t.get_text() == "2" and t.get_fontsize() < 9]
         assert number.get_color() == color

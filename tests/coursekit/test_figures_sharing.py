@@ -35,7 +35,7 @@ def test_a_line_joins_each_block_to_the_one_before_it():
 
 def test_the_tree_says_names_of_requests_and_blocks():
     words = words_of(prefix_tree(CHAINS))
-    assert {"first", "second", "third", "block 5", "a1", "d4", "no name"} <= words
+    assert {"first", "second", "third", "block 5", "a1", "d4", "no hash"} <= words
 
 
 def test_bars_are_as_long_as_the_tokens_found_and_computed():

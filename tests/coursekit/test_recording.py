@@ -5,8 +5,8 @@ import json
 import pytest
 
 from coursekit.recording import Lane, Recording, from_trace, moments, record
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import SamplingParams
 

@@ -4,7 +4,7 @@ import pytest
 
 from coursekit.timeline import Timeline
 from minipaged import LLM, SamplingParams
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 
 MODEL = LoadedModel(random_llama(), None, TINY, "tiny")

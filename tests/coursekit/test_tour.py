@@ -9,8 +9,8 @@ from checkout import ROOT
 from coursekit.publish.recorded_runs import RUNS, recorded_runs
 from coursekit.publish.tour import DIRECTIVE, LESSONS, NAME, facts, find_moment, render, with_player
 from coursekit.recording import record
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import SamplingParams
 

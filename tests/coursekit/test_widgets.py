@@ -44,3 +44,8 @@ def test_a_stepper_walks_and_stops_at_both_ends():
 def test_a_stepper_refuses_a_start_outside_its_history():
     with pytest.raises(ValueError, match="start is 4, there are 4 steps"):
         Stepper(4, draw, start=4)
+
+
+def test_what_a_picture_always_shows_comes_before_the_sentence_of_the_moment():
+    _, metadata = Stepper(4, draw, start=1, shows="A rising line.")._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == "A rising line. step is 1"

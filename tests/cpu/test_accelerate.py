@@ -9,12 +9,12 @@ from minipaged import LLM, SamplingParams
 from minipaged.attention import get_backend
 from minipaged.attention.reference import ReferenceBackend
 from minipaged.attention.torch_backend import TorchBackend
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.cpu.accelerate import accelerate
 from minipaged.cpu.backend import CpuBackend
 from minipaged.cpu.kernels import CpuKernels
 from minipaged.cpu.modules import CpuLlama
 from minipaged.model.llama import LlamaModel
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import random_llama
 from tests.cpu.test_compiled import WIDE
 

@@ -25,7 +25,7 @@ TOLERANCES = [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)]
 
 
 @pytest.fixture(params=["our products", "torch's products"])
-def products(request, monkeypatch) -> bool:
+def products(request, every_way, monkeypatch) -> bool:
     """Whether our products are used: as on a processor for which they are fast, or one for which not."""
     ours = request.param == "our products"
     monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: ours)

@@ -23,9 +23,12 @@ from minipaged.model.tiny import random_llama
 from tests.attention.paged import poison
 from tests.cpu.test_compiled import WIDE
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+    ),
+    pytest.mark.usefixtures("every_way"),
+]
 LAYERS_ONE_BY_ONE = partial(CpuBackend, fuses_layers=False)
 BLOCKS = [[6, 1, 4, 9], [0, 3, 8], [5], [2, 7]]
 SIZE = 4  # of a block
@@ -131,7 +134,9 @@ def test_slots_beyond_the_cache_are_refused(calls: list[int]):
     batch = AttentionBatch.build(BLOCKS, [1, 1, 1, 1], [13, 9, 4, 7], SIZE)
     with pytest.raises(ValueError, match="names block 9"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
-    batch = replace(batch, num_blocks_named=0)  # vouched for: then the kernel itself sees it
+    slots = torch.tensor([32, 1, 40, 2])  # vouched for, and no table names them: the kernel itself sees it
+    tables = batch.block_tables.clamp(max=7)
+    batch = replace(batch, num_blocks_named=0, block_tables=tables, slot_mapping=slots)
     with pytest.raises(IndexError, match="2 of 4 slots are beyond the 32 slots of the cache"):
         compiled()(torch.arange(4), batch, storage_of(torch.float32, num_blocks=8), CpuBackend())
     assert calls == [4]

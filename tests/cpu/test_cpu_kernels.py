@@ -102,8 +102,8 @@ def test_what_it_cannot_read_goes_to_torch():
 
 
 @pytest.fixture
-def any_processor(monkeypatch):
-    """The kernel that is made of products is used even where it would not be faster."""
+def any_processor(every_way, monkeypatch):
+    """The kernel that is made of products is used even where it would not be faster, in every way."""
     monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: True)
 
 

@@ -12,12 +12,15 @@ from minipaged.cpu.modules import CompiledHead, CompiledLinear, CompiledRMSNorm
 from minipaged.cpu.packing import in_panels
 from minipaged.model.llama import RMSNorm
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+    ),
+    pytest.mark.usefixtures("every_way"),
+]
 DTYPES = [torch.float32, torch.bfloat16]
-# One tile has up to 12 rows; 240 rows are worked through before the next panel.
-ROWS = [*range(1, 14), 24, 25, 239, 240, 241, 500]
+# Vectors take up to 12 rows at once, AMX 16 or twice 16; 224 or 240 rows meet a panel before the next one.
+ROWS = [*range(1, 41), 48, 65, 223, 224, 225, 239, 240, 241, 500]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # of the last step, relative to the largest result
 
 
@@ -47,6 +50,15 @@ def test_every_number_of_rows_equals_float64(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [2, 16, 30, 32, 34, 62, 64, 66, 96, 130, 576])
+def test_every_depth_equals_float64(dtype, depth):
+    """AMX takes 32 bfloat16 of the depth at a time."""
+    for rows in (1, 16, 17, 33):
+        x, weight = operands(rows, columns=64, depth=depth, dtype=dtype)
+        require_close(linear(weight)(x), x.double() @ weight.double().T, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_can_be_kept_in_float32(dtype):
     x, weight = operands(7, dtype=dtype)
     ours = linear(weight, After.KEEP_FLOAT32)(x)
@@ -55,7 +67,7 @@ def test_sums_can_be_kept_in_float32(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 13, 241])
+@pytest.mark.parametrize("rows", [1, 13, 33, 241])
 def test_sums_are_added_to_what_is_there(dtype, rows):
     x, weight = operands(rows, dtype=dtype)
     there = torch.randn(rows, len(weight)).to(dtype)
@@ -66,7 +78,7 @@ def test_sums_are_added_to_what_is_there(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 13, 241])
+@pytest.mark.parametrize("rows", [1, 13, 33, 241])
 def test_gates_meet_their_ups(dtype, rows):
     x, weight = operands(rows, dtype=dtype)
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
@@ -85,7 +97,7 @@ def test_a_norm_before_the_product_changes_no_bit(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 13, 241])
+@pytest.mark.parametrize("rows", [1, 13, 33, 241])
 def test_the_place_of_the_largest_sum_is_that_of_the_sums_themselves(dtype, rows):
     x, weight = operands(rows, columns=320, dtype=dtype)
     weight[200:250] = weight[100:150]  # equal sums: the first counts
@@ -139,7 +151,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(dty
     try:
         for count in (1, 2, 7):
             torch.set_num_threads(count)
-            for begin, end in ((0, 1), (5, 18), (11, 300), (299, 300)):
+            for begin, end in ((0, 1), (5, 18), (5, 37), (11, 300), (299, 300)):
                 assert torch.equal(product(x[begin:end]), whole[begin:end])
     finally:
         torch.set_num_threads(threads)

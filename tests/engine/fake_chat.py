@@ -1,7 +1,7 @@
 """A tiny model that can be talked to."""
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.engine.fake_tokenizers import ByteTokenizer
 

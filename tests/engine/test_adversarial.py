@@ -12,12 +12,12 @@ import pytest
 import torch
 from fake_model import HashModel, assert_idle, greedy, make_engine, poison, run, step, tokens_of
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.core.request import Request
 from minipaged.core.sampler import BadLogitsError
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import CompletionOutput, RequestOutput
 from minipaged.memory import blocks_for
-from minipaged.model.loading import LoadedModel
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_tokenizers import PieceTokenizer
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.chat import Chat
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fake_chat import ChatTokenizer, make_llm

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.core.runner import ModelRunner
 from minipaged.core.sampler import BadLogitsError
 from minipaged.cpu.accelerate import use_compiled_kernels
 from minipaged.cpu.kernels import CpuKernels
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import random_llama
 from tests.cpu.test_compiled import WIDE
 

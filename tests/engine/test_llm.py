@@ -9,10 +9,10 @@ import pytest
 import torch
 from tqdm.auto import tqdm
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.config import ModelConfig
 from minipaged.engine import dispatcher
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 

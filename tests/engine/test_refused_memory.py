@@ -15,7 +15,7 @@ from tests.engine.fake_tokenizers import ByteTokenizer
 LIMITED = """
 import resource, sys
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 model = LoadedModel(random_llama(), None, TINY, "tiny")
 taken = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmSize"))
@@ -45,8 +45,8 @@ def test_cache_beyond_an_address_limit_is_refused_with_both_numbers(settings: di
 
 
 def test_allocator_that_refuses_is_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minipaged.checkpoints.loading import LoadedModel
     from minipaged.engine import engine, llm
-    from minipaged.model.loading import LoadedModel
     from minipaged.model.tiny import TINY, random_llama
 
     def refuse(*args: object, **kwargs: object) -> None:

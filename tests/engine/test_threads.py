@@ -10,10 +10,10 @@ import pytest
 from fake_model import assert_idle, greedy
 from torch import Tensor
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import RequestOutput
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.sampling_params import BeamSearchParams, SamplingParams
 

@@ -904,7 +904,607 @@ class MyScheduler:
 """,
 ]
 
-RIGHT["engine_memory"] = [
-    pool + "\n\n" + table for pool, table in zip(RIGHT["allocator"], RIGHT["block_table"], strict=True)
+# Later ones, each in yet another style.
+RIGHT["multiplications"].append(
+    '''
+def multiplications(p, n, h):
+    """Sums of squares in closed form."""
+    if n == 0:
+        return 0, 0
+    q = p + n - 1
+    tetra = lambda m: m * (m + 1) * (m + 2) // 6
+    return h * (tetra(q) - tetra(p - 1)), h * (p * (p + 1) // 2 + (q * (q + 1) - p * (p + 1)) // 2)
+'''
+)
+RIGHT["cached_attention"].append(
+    """
+import torch.nn.functional as F
+class MyCachedAttention:
+    def __init__(self, num_kv_heads, head_size):
+        self.cache = torch.empty(2, 4, num_kv_heads, head_size)
+        self.n = 0
+    keys = property(lambda self: self.cache[0, : self.n])
+    values = property(lambda self: self.cache[1, : self.n])
+    def step(self, query, key, value):
+        if self.n == self.cache.shape[1]:
+            self.cache = torch.cat([self.cache, torch.empty_like(self.cache)], dim=1)
+        self.cache[0, self.n], self.cache[1, self.n] = rotate(key, self.n), value
+        query = rotate(query, self.n)
+        self.n += 1
+        q = query[None, :, None]                       # [1, heads, 1, size]
+        k, v = (x.transpose(0, 1)[None] for x in (self.keys, self.values))
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0, :, 0]
+"""
+)
+RIGHT["memory_plan"].append(
+    """
+def memory_plan(card, parameters, bits_per_weight, reserve, token_bytes, block_size, tokens_per_request):
+    weights = -int(-(parameters * bits_per_weight) // 8)
+    kv = card - weights - reserve
+    if kv < 0: raise ValueError("too large")
+    blocks, lost = divmod(kv, token_bytes * block_size)
+    need = tokens_per_request // block_size + bool(tokens_per_request % block_size)
+    return [blocks, blocks // need]
+"""
+)
+RIGHT["arena"].append(
+    r"""
+import re
+class MyArena:
+    def __init__(self, num_slots):
+        self.map = "." * num_slots
+        self.size = {}
+    @property
+    def holes(self):
+        return [(m.start(), len(m[0])) for m in re.finditer(r"\.+", self.map)]
+    def allocate(self, size):
+        at = self.map.find("." * size)
+        if at < 0: return None
+        self.map = self.map[:at] + "x" * size + self.map[at + size:]
+        self.size[at] = size
+        return at
+    def free(self, start):
+        try: size = self.size.pop(start)
+        except KeyError: raise ValueError(start) from None
+        self.map = self.map[:start] + "." * size + self.map[start + size:]
+"""
+)
+RIGHT["waste"].append(
+    """
+from collections import Counter
+def waste(num_slots, strips, holes, next_size):
+    kinds = Counter(used=0, to_come=0, never=0, external=0, free=0)
+    for s in strips:
+        for i in range(s.reserved):
+            kinds["used" if i < s.num_tokens else "to_come" if i < s.final_tokens else "never"] += 1
+    for _, size in holes:
+        kinds["external" if size < (next_size or 0) else "free"] += size
+    return {k: n / num_slots for k, n in kinds.items()}
+"""
+)
+RIGHT["allocator"].append(
+    """
+import numpy as np
+class MyBlockPool:
+    def __init__(self, num_blocks):
+        self.free_mask = np.ones(num_blocks, bool)
+    @property
+    def num_free(self):
+        return int(self.free_mask.sum())
+    def allocate(self, n):
+        found = np.flatnonzero(self.free_mask)[:n]
+        if len(found) < n: return None
+        self.free_mask[found] = False
+        return found.tolist()
+    def free(self, blocks):
+        seen = set()
+        for b in blocks:
+            if b < 0 or b >= len(self.free_mask) or self.free_mask[b] or b in seen:
+                raise ValueError(b)
+            seen.add(b)
+        self.free_mask[list(blocks)] = True
+"""
+)
+RIGHT["block_table"].append(
+    """
+class MyBlockTable:
+    def __init__(self, pool, block_size):
+        self.pool, self.block_size, self.blocks = pool, block_size, []
+        self.room = 0
+    @property
+    def num_tokens(self):
+        return len(self.blocks) * self.block_size - self.room
+    def append(self, n):
+        short = n - self.room
+        new = self.pool.allocate(max(0, -(-short // self.block_size)))
+        if new is None: return False
+        self.blocks.extend(new)
+        self.room += len(new) * self.block_size - n
+        return True
+    def slots(self, start, stop):
+        every = [b * self.block_size + i for b in self.blocks for i in range(self.block_size)]
+        return every[start:stop]
+    def free(self):
+        mine, self.blocks, self.room = self.blocks, [], 0
+        self.pool.free(mine)
+"""
+)
+RIGHT["paged_attention"].append(
+    """
+def paged_attention(query, key_cache, value_cache, block_tables, context_lens):
+    out = []
+    for q, table, n in zip(query, block_tables, context_lens.tolist()):
+        bs = key_cache.shape[1]
+        k = [key_cache[table[t // bs], t % bs] for t in range(n)]
+        v = [value_cache[table[t // bs], t % bs] for t in range(n)]
+        if not n:
+            out.append(torch.zeros_like(q)); continue
+        k, v = torch.stack(k, 1)[None], torch.stack(v, 1)[None]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        out.append(attend(q[None, :, None], k, v, enable_gqa=True)[0, :, 0])
+    return torch.stack(out)
+"""
+)
+RIGHT["write_kv"].append(
+    """
+@triton.jit
+def my_write_kv(
+    key_ptr,  # [num_tokens, NUM_HEADS, HEAD_SIZE]
+    value_ptr,
+    slots_ptr,  # [num_tokens] int32
+    key_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE]
+    value_cache_ptr,
+    stride_token,
+    stride_head,
+    stride_block,
+    stride_slot,
+    stride_cache_head,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+):
+    token = tl.program_id(0)
+    ### BEGIN SOLUTION
+    slot = tl.load(slots_ptr + token).to(tl.int64)  # widened before it is multiplied
+    if slot < 0:
+        return
+    dims = tl.arange(0, HEAD_PADDED)
+    real = dims < HEAD_SIZE
+    base = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot
+    for head in tl.static_range(NUM_HEADS):
+        row = token * stride_token + head * stride_head
+        to = base + head * stride_cache_head + dims
+        tl.store(key_cache_ptr + to, tl.load(key_ptr + row + dims, mask=real), mask=real)
+        tl.store(value_cache_ptr + to, tl.load(value_ptr + row + dims, mask=real), mask=real)
+    ### END SOLUTION
+"""
+)
+RIGHT["decode_kernel"].append(
+    """
+@triton.jit
+def my_decode_kernel(
+    output_ptr,  # [num_seqs, num_query_heads, HEAD_SIZE] float32
+    query_ptr,  # the same
+    key_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_SIZE] float32
+    value_cache_ptr,
+    block_tables_ptr,  # [num_seqs, max_blocks] int32
+    context_lens_ptr,  # [num_seqs] int32
+    scale,
+    stride_block,
+    stride_slot,
+    stride_head,
+    stride_table,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    TILE: tl.constexpr,
+):
+    head, seq = tl.program_id(0), tl.program_id(1)
+    row = (seq * tl.num_programs(0) + head) * HEAD_SIZE  # where the query is, and the result goes
+    dims = tl.arange(0, HEAD_PADDED)
+    in_head = dims < HEAD_SIZE
+    query = tl.load(query_ptr + row + dims, mask=in_head, other=0.0) * scale
+    table_ptr = block_tables_ptr + seq * stride_table
+    context_len = tl.load(context_lens_ptr + seq)
+    ### BEGIN SOLUTION
+    kv_head = head // GROUP
+    maximum = float("-inf")
+    total = 0.0
+    acc = tl.zeros([HEAD_PADDED], tl.float32)
+    for tile in range(tl.cdiv(context_len, TILE)):
+        first = tile * TILE
+        positions = first + tl.arange(0, TILE)
+        live = positions < context_len
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        rows = blocks * stride_block + positions % BLOCK_SIZE * stride_slot + kv_head * stride_head
+        real = live[:, None] & in_head[None, :]
+        key = tl.load(key_cache_ptr + rows[:, None] + dims[None, :], mask=real, other=0.0)
+        value = tl.load(value_cache_ptr + rows[:, None] + dims[None, :], mask=real, other=0.0)
+        scores = tl.where(live, tl.sum(key * query[None, :], axis=1), float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
+        weights = tl.exp2((scores - new_maximum) * 1.4426950408889634)
+        rescale = tl.exp(maximum - new_maximum)
+        total = total * rescale + tl.sum(weights, axis=0)
+        acc = acc * rescale + tl.sum(weights[:, None] * value, axis=0)
+        maximum = new_maximum
+    result = acc / tl.where(total > 0.0, total, 1.0)
+    ### END SOLUTION
+    tl.store(output_ptr + row + dims, result, mask=in_head)
+"""
+)
+RIGHT["combine"].append(
+    """
+def my_combine(maximum, total, acc):
+    m, s, a = maximum[0], total[0], acc[0]
+    for i in range(1, len(maximum)):
+        both = torch.maximum(m, maximum[i])
+        zero = torch.zeros_like(m)
+        old = torch.where(m == -torch.inf, zero, torch.exp(m - both))
+        new = torch.where(maximum[i] == -torch.inf, zero, torch.exp(maximum[i] - both))
+        m, s, a = both, s * old + total[i] * new, a * old[:, None] + acc[i] * new[:, None]
+    return torch.nan_to_num(a / s[:, None])
+"""
+)
+RIGHT["chunk_mask"].append(
+    """
+def my_chunk_mask(q, k):
+    return [[int(j <= k - q + i) for j in range(k)] for i in range(q)]
+"""
+)
+RIGHT["chunked_prefill"].append(
+    """
+def my_chunked_prefill(model, tokens, chunk_lens, cache, slots):
+    done = 0
+    for part, where in zip(tokens.split(chunk_lens), slots.split(chunk_lens)):
+        at = done + torch.arange(len(part))
+        x = model.embed(part)
+        done += len(part)
+        for l in range(model.num_layers):
+            q, *kv = model.project(l, x, at)
+            cache[l][:, where] = torch.stack(kv)
+            k, v = cache[l].index_select(1, slots[:done])
+            x = model.finish(l, x, model.attend(q, k, v, my_chunk_mask(len(part), done)))
+    return model.logits(x)[-1]
+"""
+)
+RIGHT["ref_counts"].append(
+    """
+from collections import Counter
+class MySharedPool:
+    def __init__(self, num_blocks):
+        self.n, self.count = num_blocks, Counter()
+    num_free = property(lambda self: self.n - len(+self.count))
+    def ref_count(self, block): return self.count[block]
+    def allocate(self, n):
+        free = [b for b in range(self.n) if not self.count[b]]
+        if len(free) < n: return None
+        self.count.update(free[:n])
+        return free[:n]
+    def check(self, blocks):
+        if any(c > 1 for c in Counter(blocks).values()) or not all(self.count[b] > 0 for b in blocks):
+            raise ValueError(blocks)
+    def share(self, blocks): self.check(blocks); self.count.update(blocks)
+    def free(self, blocks): self.check(blocks); self.count.subtract(blocks)
+"""
+)
+RIGHT["fork"].append(
+    """
+import copy
+class MyForkingTable:
+    def __init__(self, pool, block_size):
+        self.pool, self.block_size, self.blocks, self.num_tokens = pool, block_size, [], 0
+    def fork(self):
+        self.pool.share(self.blocks)
+        twin = copy.copy(self)
+        twin.blocks = self.blocks[:]
+        return twin
+    def append(self, n):
+        if n == 0: return []
+        full = self.num_tokens % self.block_size == 0
+        cow = not full and self.pool.ref_count(self.blocks[-1]) != 1
+        room = 0 if full else self.block_size - self.num_tokens % self.block_size
+        more = max(0, -(-(n - room) // self.block_size))
+        got = self.pool.allocate(more + int(cow))
+        if got is None: return None
+        pairs = []
+        if cow:
+            new = got.pop()
+            pairs.append([self.blocks.pop(), new])
+            self.pool.free(pairs[0][:1])
+            self.blocks.append(new)
+        self.blocks += got
+        self.num_tokens += n
+        return pairs
+    def free(self):
+        while self.blocks: self.pool.free([self.blocks.pop()])
+        self.num_tokens = 0
+"""
+)
+RIGHT["block_hash"].append(
+    """
+import hashlib, struct
+def my_block_hashes(token_ids, block_size, salt=None):
+    h = hashlib.blake2b(b"none" if salt is None else b"salt" + salt.encode())
+    out = []
+    for i in range(len(token_ids) // block_size):
+        h.update(struct.pack(f"<{block_size}q", *token_ids[i * block_size:(i + 1) * block_size]))
+        out.append(h.hexdigest())
+    return out
+"""
+)
+RIGHT["prefix_cache"].append(
+    """
+from collections import OrderedDict, deque
+class MyPrefixCache:
+    def __init__(self, num_blocks):
+        self.blank, self.cached = deque(range(num_blocks)), OrderedDict()
+        self.refs, self.where, self.name = {}, {}, {}
+    @property
+    def num_free(self): return len(self.blank) + len(self.cached)
+    def allocate(self, n):
+        if self.num_free < n: return None
+        out = []
+        while len(out) < n:
+            if self.blank: b = self.blank.popleft()
+            else:
+                b, _ = self.cached.popitem(last=False)
+                self.where.pop(self.name.pop(b))
+            self.refs[b] = 1
+            out.append(b)
+        return out
+    def publish(self, block, key):
+        if self.where.setdefault(key, block) == block: self.name[block] = key
+    def lookup(self, keys):
+        out = []
+        for k in keys:
+            b = self.where.get(k)
+            if b is None: return out
+            out.append(b)
+        return out
+    def share(self, blocks):
+        for b in blocks:
+            self.cached.pop(b, None)
+            self.refs[b] = self.refs.get(b, 0) + 1
+    def free(self, blocks):
+        for b in blocks:
+            self.refs[b] -= 1
+            if not self.refs[b]:
+                if b in self.name: self.cached[b] = None
+                else: self.blank.append(b)
+"""
+)
+RIGHT["scheduler_step"].append(
+    """
+class MyScheduler:
+    def __init__(self, num_blocks, block_size, max_running):
+        self.all, self.bs, self.most, self.line, self.n = num_blocks, block_size, max_running, [], 0
+    running = property(lambda s: [r[0] for r in s.line[: s.n]])
+    waiting = property(lambda s: [r[0] for r in s.line[s.n :]])
+    num_free = property(lambda s: s.all - sum(-(-r[1] // s.bs) for r in s.line[: s.n]))
+    def add(self, name, prompt, output):
+        if -(-(prompt + output) // self.bs) > self.all:
+            raise ValueError
+        self.line.append([name, prompt, prompt + output])
+    def step(self):
+        def ok(k):
+            needed = sum(r[1] // self.bs + 1 for r in self.line[:k])
+            return k <= min(self.most, len(self.line)) and needed <= self.all
+        while not ok(self.n): self.n -= 1
+        while ok(self.n + 1): self.n += 1
+        names = self.running
+        for r in self.line[: self.n]: r[1] += 1
+        left = [r for r in self.line if r[1] < r[2]]
+        self.n -= len(self.line) - len(left)
+        self.line = left
+        return names
+"""
+)
+
+RIGHT["engine_step"] = [
+    """
+class MyEngine:
+    def __init__(self, num_blocks, block_size, max_running):
+        self.block_size = block_size
+        self.scheduler = MyScheduler(num_blocks, block_size, max_running)
+        self.cache = MyPrefixCache(num_blocks)
+        self.tokens, self.hits, self.tables, self.stored = {}, {}, {}, {}
+
+    def add(self, name, prompt, output):
+        self.scheduler.add(name, len(prompt), output)
+        self.tokens[name] = list(prompt)
+
+    def blocks(self, name):
+        return [*self.hits[name], *self.tables[name].blocks]
+
+    def drop(self, names):
+        for name in names:
+            self.tables[name].free()
+            self.cache.free(self.hits[name])
+            del self.tables[name], self.hits[name]
+
+    def schedule(self):
+        names = list(self.scheduler.step())
+        self.drop([name for name in self.tables if name not in names])
+        return [self.entry(name, self.tokens[name]) for name in names]
+
+    def entry(self, name, tokens):
+        first = len(tokens) - 1
+        if name not in self.tables:
+            keys = my_block_hashes(tokens, self.block_size)
+            if len(tokens) % self.block_size == 0:
+                keys = keys[:-1]
+            self.hits[name] = self.cache.lookup(keys)
+            self.cache.share(self.hits[name])
+            self.tables[name] = MyBlockTable(self.cache, self.block_size)
+            first = len(self.hits[name]) * self.block_size
+        self.tables[name].append(len(tokens) - first)
+        return [name, tokens[first:], first, self.blocks(name)]
+
+    def update(self, sampled):
+        for name in sampled:
+            tokens, blocks = self.tokens[name], self.blocks(name)
+            for number, key in enumerate(my_block_hashes(tokens, self.block_size)):
+                self.cache.publish(blocks[number], key)
+            self.tokens[name] = tokens + [sampled[name]]
+        self.drop(sampled.keys() - set(self.scheduler.running))
+""",
+    """
+import itertools
+
+class MyEngine(object):
+    def __init__(self, num_blocks, block_size, max_running):
+        self.bs = block_size
+        self.cache = MyPrefixCache(num_blocks)
+        self.scheduler = MyScheduler(num_blocks, block_size, max_running)
+        self.seq = {}
+
+    def add(self, name, prompt, output):
+        self.scheduler.add(name, len(prompt), output)
+        self.seq[name] = Sequence(self, prompt)
+
+    def schedule(self):
+        names = self.scheduler.step()
+        for name, seq in self.seq.items():
+            if seq.table is not None and name not in names:
+                seq.release()
+        plan = []
+        for name in names:
+            new, start = self.seq[name].advance()
+            plan.append((name, new, start, self.seq[name].block_ids()))
+        return plan
+
+    def update(self, sampled):
+        for name, token in sampled.items():
+            seq = self.seq[name]
+            seq.publish()
+            seq.ids += (token,)
+            if name not in self.scheduler.running:
+                seq.release()
+                del self.seq[name]
+
+class Sequence:
+    def __init__(self, engine, prompt):
+        self.engine, self.ids, self.table, self.prefix, self.computed = engine, tuple(prompt), None, [], 0
+
+    def block_ids(self):
+        return list(itertools.chain(self.prefix, self.table.blocks))
+
+    def advance(self):
+        engine = self.engine
+        if self.table is None:
+            self.table = MyBlockTable(engine.cache, engine.bs)
+            most = (len(self.ids) - 1) // engine.bs
+            found = engine.cache.lookup(my_block_hashes(list(self.ids), engine.bs))
+            self.prefix = found[:most]
+            engine.cache.share(self.prefix)
+            self.computed = len(self.prefix) * engine.bs
+        start, self.computed = self.computed, len(self.ids)
+        if not self.table.append(self.computed - start):
+            raise RuntimeError("out of blocks")
+        return list(self.ids[start:]), start
+
+    def publish(self):
+        hashes = my_block_hashes(list(self.ids), self.engine.bs)
+        for block, key in list(zip(self.block_ids(), hashes))[len(self.prefix):]:
+            self.engine.cache.publish(block, key)
+
+    def release(self):
+        self.table.free()
+        self.engine.cache.free(self.prefix)
+        self.table, self.prefix, self.computed = None, [], 0
+""",
+    """
+class MyEngine:
+    def __init__(self, num_blocks, block_size, max_running):
+        self.block_size = block_size
+        self.scheduler = MyScheduler(num_blocks, block_size, max_running)
+        self.cache = MyPrefixCache(num_blocks)
+        self.tokens, self.hits, self.tables, self.stored = {}, {}, {}, {}
+
+    def add(self, name, prompt, output):
+        self.scheduler.add(name, len(prompt), output)
+        self.tokens[name] = list(prompt)
+
+    def blocks(self, name):
+        return [*self.hits[name], *self.tables[name].blocks]
+
+    def schedule(self):
+        names = self.scheduler.step()
+        while gone := next((n for n in self.tables if n not in names), None):
+            self.cache.free(self.blocks(gone)[::-1])
+            self.tables.pop(gone), self.hits.pop(gone), self.stored.pop(gone)
+        for name in names:
+            if name in self.tables:
+                continue
+            text = self.tokens[name][:]
+            last = text.pop()
+            self.hits[name] = hits = self.cache.lookup(my_block_hashes(text, self.block_size))
+            self.cache.share(hits)
+            table = self.tables[name] = MyBlockTable(self.cache, self.block_size)
+            self.stored[name] = self.block_size * len(hits)
+            table.append(len(text) + 1 - self.stored[name])
+        plan = []
+        for name in names:
+            text, start = self.tokens[name], self.stored[name]
+            if len(text) > len(self.hits[name]) * self.block_size + self.tables[name].num_tokens:
+                self.tables[name].append(1)
+            plan.append((name, text[start:], start, self.blocks(name)))
+        return plan
+
+    def update(self, sampled):
+        for name, token in sampled.items():
+            text = self.tokens[name]
+            full = len(text) // self.block_size
+            hashes = my_block_hashes(text, self.block_size)
+            assert len(hashes) == full
+            [self.cache.publish(b, h) for b, h in zip(self.blocks(name)[:full], hashes)]
+            self.stored[name] = len(text)
+            text += [token]
+        for name in set(self.tables) - set(self.scheduler.running):
+            self.cache.free(self.blocks(name))
+            for kept in (self.tables, self.hits, self.stored):
+                del kept[name]
+""",
 ]
-RIGHT["engine_kernel"] = RIGHT["decode_kernel"]
+RIGHT["engine_batch"] = [
+    """
+def my_batch(plan, block_size):
+    rows = []
+    for name, new, start, blocks in plan:
+        for i in range(len(new)):
+            p = start + i
+            block, offset = divmod(p, block_size)
+            rows.append((new[i], p, blocks[block] * block_size + offset, blocks[:], p + 1))
+    width = max(len(row[3]) for row in rows)
+    for row in rows:
+        while len(row[3]) < width:
+            row[3].append(0)
+    return [[row[i] for row in rows] for i in range(5)]
+""",
+    """
+from itertools import zip_longest
+
+def my_batch(plan, block_size):
+    columns = list(zip_longest(*(blocks for *_, blocks in plan), fillvalue=0))
+    tables = list(map(list, zip(*columns)))
+    places = [(r, p) for r, (_, new, start, _) in enumerate(plan) for p in range(start, start + len(new))]
+    ids = [token for _, new, _, _ in plan for token in new]
+    slots = [tables[r][p // block_size] * block_size + p % block_size for r, p in places]
+    return ids, [p for _, p in places], slots, [tables[r] for r, _ in places], [p + 1 for _, p in places]
+""",
+    """
+import torch
+
+def my_batch(plan, block_size):
+    tables = torch.nn.utils.rnn.pad_sequence([torch.tensor(e[3]) for e in plan], batch_first=True)
+    counts = torch.tensor([len(e[1]) for e in plan])
+    owner = torch.repeat_interleave(torch.arange(len(plan)), counts)
+    positions = torch.cat([torch.arange(e[2], e[2] + len(e[1])) for e in plan])
+    tokens = torch.cat([torch.tensor(e[1]) for e in plan])
+    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    return tokens, positions, slots, tables[owner], positions + 1
+""",
+]

@@ -66,9 +66,7 @@ class MyBlockPool:
         self.unused += blocks
 """,
         ),
-        Wrong(
-            "frees twice", "a wrong free raises", replace=("if wrong or", "if False and wrong or")
-        ),
+        Wrong("frees twice", "a wrong free raises", replace=("if wrong or", "if False and wrong or")),
         Wrong(
             "frees a block twice in one call",
             "a wrong free raises",

@@ -1,212 +1,252 @@
-"""The graders of the capstone find what they are there to find."""
+"""The graders of the last exercise find what they are there to find."""
 
 import pytest
 
 from tests.exercises.proof import Proof, Wrong
 
-ENGINE_MEMORY = Proof(
-    task="engine_memory",
+ENGINE_STEP = Proof(
+    task="engine_step",
     second='''
-class MyBlockPool:
-    """One bit a block; the lowest free one is found by searching."""
-
-    def __init__(self, num_blocks):
-        self.free_bits = (1 << num_blocks) - 1
-
-    @property
-    def num_free(self):
-        return bin(self.free_bits).count("1")
-
-    def allocate(self, n):
-        bits, blocks = self.free_bits, []
-        while len(blocks) < n and bits:
-            lowest = bits & -bits
-            blocks.append(lowest.bit_length() - 1)
-            bits ^= lowest
-        if len(blocks) < n:
-            return None
-        self.free_bits = bits
-        return blocks
-
-    def free(self, blocks):
-        for block in blocks:
-            self.free_bits |= 1 << block
+from types import SimpleNamespace as Row
 
 
-class MyBlockTable:
-    """Counts the room left in the last block instead of the tokens."""
+class MyEngine:
+    """One row for each request that runs; its own hashes grow with its text."""
 
-    def __init__(self, pool, block_size):
-        self.pool, self.block_size, self.blocks, self.room = pool, block_size, [], 0
+    def __init__(self, num_blocks, block_size, max_running):
+        self.size = block_size
+        self.scheduler = MyScheduler(num_blocks, block_size, max_running)
+        self.cache = MyPrefixCache(num_blocks)
+        self.text, self.rows = {}, {}
 
-    def append(self, n):
-        more = 0
-        while self.room + more * self.block_size < n:
-            more += 1
-        blocks = self.pool.allocate(more)
-        if blocks is None:
-            return False
-        self.blocks = [*self.blocks, *blocks]
-        self.room += more * self.block_size - n
-        return True
+    def add(self, name, prompt, output):
+        self.scheduler.add(name, len(prompt), output)
+        self.text[name] = [*prompt]
 
-    def free(self):
-        self.pool.free(self.blocks)
-        self.blocks, self.room = [], 0
+    def start(self, text):
+        usable = (len(text) - 1) // self.size
+        hits = self.cache.lookup(my_block_hashes(text, self.size)[:usable])
+        self.cache.share(hits)
+        return Row(hits=hits, table=MyBlockTable(self.cache, self.size), done=len(hits) * self.size)
+
+    def stop(self, row):
+        row.table.free()
+        self.cache.free(row.hits[::-1])
+
+    def schedule(self):
+        names = self.scheduler.step()
+        for name in set(self.rows).difference(names):
+            self.stop(self.rows.pop(name))
+        plan = []
+        for name in names:
+            text = self.text[name]
+            row = self.rows.get(name) or self.rows.setdefault(name, self.start(text))
+            assert row.table.append(len(text) - row.done), "the scheduler has counted"
+            plan.append((name, text[row.done :], row.done, row.hits + row.table.blocks))
+            row.done = len(text)
+        return plan
+
+    def update(self, sampled):
+        for name in sampled:
+            row, text = self.rows[name], self.text[name]
+            keys = my_block_hashes(text, self.size)
+            for i in range(len(row.hits), len(keys)):
+                self.cache.publish(row.table.blocks[i - len(row.hits)], keys[i])
+            text.append(sampled[name])
+        for name in [name for name in self.rows if name not in self.scheduler.running]:
+            self.stop(self.rows.pop(name))
 ''',
     wrong=[
         Wrong(
-            "gives one block to two requests",
-            "a pool and a table do what the engine asks",
-            replace=("[self.unused.pop() for _ in range(n)]", "self.unused[:n]"),
-        ),
-        Wrong(
-            "puts new blocks in front",
-            "SmolLM2 says the same from your blocks",
-            replace=("self.blocks.extend(blocks)", "self.blocks[:0] = blocks"),
-        ),
-        Wrong(
-            "takes a block one token early",
-            "a pool and a table do what the engine asks",
-            replace=("-(-total // self.block_size)", "(total // self.block_size + 1)"),
-        ),
-        Wrong(
-            "takes a spare block for long requests",
-            "in every step exactly the blocks are held",
-            replace=("-(-total // self.block_size)", "(-(-total // self.block_size) + (total > 20))"),
-        ),
-        Wrong(
-            "takes what is there and keeps it",
-            "a pool and a table do what the engine asks",
+            "looks up every full block",
+            "at least the last token is computed",
             replace=(
-                "            return None\n",
-                "            self.unused.clear()\n            return None\n",
+                "my_block_hashes(tokens[:-1], self.block_size)",
+                "my_block_hashes(tokens, self.block_size)",
             ),
         ),
         Wrong(
-            "counts tokens that found no room",
-            "a pool and a table do what the engine asks",
+            "never looks anything up",
+            "a request starts with the blocks that are known",
+            replace=("self.cache.lookup(my_block_hashes(tokens[:-1], self.block_size))", "[]"),
+        ),
+        Wrong(
+            "publishes when a request is done",
+            "a beginning that two requests share",
             replace=(
-                "            return False\n",
-                "            self.num_tokens = total\n            return False\n",
+                "                self.cache.publish(block, key)\n",
+                "                if name not in self.scheduler.running:\n"
+                "                    self.cache.publish(block, key)\n",
             ),
         ),
         Wrong(
-            "forgets blocks without giving them back",
-            "a pool and a table do what the engine asks",
-            replace=("        self.pool.free(self.blocks)\n", ""),
-        ),
-    ],
-)
-
-ENGINE_KERNEL = Proof(
-    task="engine_kernel",
-    second='''
-@triton.jit
-def tile_of(cache_ptr, table_ptr, p, live, mask, kv_head, stride_block, stride_slot, stride_head, dims,
-            BLOCK_SIZE: tl.constexpr):
-    block = tl.load(table_ptr + p // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-    at = block * stride_block + p % BLOCK_SIZE * stride_slot + kv_head * stride_head
-    return tl.load(cache_ptr + at[:, None] + dims[None, :], mask=live[:, None] & mask[None, :], other=0.0)
-
-@triton.jit
-def my_decode_kernel(
-    output_ptr, query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lens_ptr, scale,
-    stride_block, stride_slot, stride_head, stride_table,
-    BLOCK_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Two passes: the largest score first, then the sums."""
-    seq = tl.program_id(1)
-    row = (seq * tl.num_programs(0) + tl.program_id(0)) * HEAD_SIZE
-    dims = tl.arange(0, HEAD_PADDED)
-    mask = dims < HEAD_SIZE
-    query = tl.load(query_ptr + row + dims, mask=mask, other=0.0)
-    length = tl.load(context_lens_ptr + seq)
-    table_ptr, kv_head = block_tables_ptr + seq * stride_table, tl.program_id(0) // GROUP
-    largest = float("-inf")
-    for start in range(0, length, TILE):
-        p = start + tl.arange(0, TILE)
-        key = tile_of(key_cache_ptr, table_ptr, p, p < length, mask, kv_head, stride_block, stride_slot,
-                      stride_head, dims, BLOCK_SIZE)
-        scores = tl.where(p < length, tl.sum(key * query[None, :], axis=1) * scale, float("-inf"))
-        largest = tl.maximum(largest, tl.max(scores, axis=0))
-    sum_of_weights, sum_of_values = 0.0, tl.zeros([HEAD_PADDED], tl.float32)
-    for start in range(0, length, TILE):
-        p = start + tl.arange(0, TILE)
-        key = tile_of(key_cache_ptr, table_ptr, p, p < length, mask, kv_head, stride_block, stride_slot,
-                      stride_head, dims, BLOCK_SIZE)
-        value = tile_of(value_cache_ptr, table_ptr, p, p < length, mask, kv_head, stride_block, stride_slot,
-                        stride_head, dims, BLOCK_SIZE)
-        weights = tl.where(p < length, tl.exp(tl.sum(key * query[None, :], axis=1) * scale - largest), 0.0)
-        sum_of_weights += tl.sum(weights, axis=0)
-        sum_of_values += tl.sum(weights[:, None] * value, axis=0)
-    tl.store(output_ptr + row + dims, sum_of_values / sum_of_weights, mask=mask)
-''',
-    wrong=[
-        Wrong(
-            "every query head reads its own KV head",
-            "one layer's attention is right",
-            replace=("head // GROUP * stride_head", "head % 3 * stride_head"),
-        ),
-        Wrong(
-            "reads NaN of unused slots",
-            "one layer's attention is right",
+            "takes blocks before it holds the hits",
+            "a block that was found is held before",
             replace=(
-                "value = tl.load(value_cache_ptr + places, mask=real, other=0.0)",
-                "value = tl.load(value_cache_ptr + places, mask=in_head[None, :] & (places >= 0), other=0.0)",
-            ),
-        ),
-        Wrong(
-            "does not rescale the earlier tiles",
-            "one layer's attention is right",
-            replace=("rescale = tl.exp(maximum - new_maximum)", "rescale = 1.0"),
-        ),
-        Wrong(
-            "misses the last token",
-            "one layer's attention is right",
-            replace=("live = positions < context_len", "live = positions < context_len - 1"),
-        ),
-        Wrong(
-            "ignores the table",
-            "one layer's attention is right",
-            replace=(
-                "blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=live, other=0).to(tl.int64)",
-                "blocks = (positions // BLOCK_SIZE).to(tl.int64)",
-            ),
-        ),
-        Wrong(
-            "a way around the kernel",
-            "one layer's attention is right",
-            source="""
-def my_decode_kernel():
-    pass
-
-def launch_decode(kernel, query, key_cache, value_cache, block_tables, context_lens, scale, *, tile):
-    output = torch.empty_like(query)
-    for seq, length in enumerate(context_lens.tolist()):
-        blocks = block_tables[seq, : -(-length // key_cache.shape[1])].long()
-        keys = key_cache[blocks].flatten(0, 1)[:length].repeat_interleave(3, 1)
-        values = value_cache[blocks].flatten(0, 1)[:length].repeat_interleave(3, 1)
-        weights = torch.softmax((query[seq] * keys).sum(-1) * scale, dim=0)
-        output[seq] = (weights[..., None] * values).sum(0)
-    return output
+                """                self.cache.share(self.hits[name])
+                self.tables[name] = MyBlockTable(self.cache, self.block_size)
 """,
+                """                self.tables[name] = MyBlockTable(self.cache, self.block_size)
+                self.tables[name].append(len(tokens) - len(self.hits[name]) * self.block_size)
+                self.tables[name].append = lambda n, append=self.tables[name].append: n > 1 or append(n)
+                self.cache.share(self.hits[name])
+""",
+            ),
         ),
         Wrong(
-            "right only up to two blocks",
-            "SmolLM2 says the same through your kernel",
-            replace=("range(0, context_len, TILE)", "range(0, tl.minimum(context_len, 32), TILE)"),
+            "never holds the hits",
+            "a request starts with the blocks that are known",
+            replace=("                self.cache.share(self.hits[name])\n", ""),
+        ),
+        Wrong(
+            "keeps the blocks of who gave way",
+            "who gives way gives back everything",
+            replace=(
+                "            self.leave(name)\n        plan = []",
+                "            self.tables.pop(name)\n        plan = []",
+            ),
+        ),
+        Wrong(
+            "keeps the hits of who leaves",
+            "a request starts with the blocks that are known",
+            replace=("self.cache.free(self.hits.pop(name))", "self.hits.pop(name)"),
+        ),
+        Wrong(
+            "does not notice who is done",
+            "a request alone computes its prompt",
+            replace=("if name not in self.scheduler.running:", "if name not in self.tables:"),
+        ),
+        Wrong(
+            "adds the token before it publishes",
+            "a block is published only when all its tokens are stored",
+            replace=(
+                "my_block_hashes(tokens, self.block_size)):",
+                "my_block_hashes(tokens + [token], self.block_size)):",
+            ),
+        ),
+        Wrong(
+            "computes the whole text in every step",
+            "a request alone computes its prompt",
+            replace=("tokens[start:], start, self.blocks(name)", "tokens, 0, self.blocks(name)"),
+        ),
+        Wrong(
+            "the hits stand after the table's own blocks",
+            "a request starts with the blocks that are known",
+            replace=(
+                "return [*self.hits[name], *self.tables[name].blocks]",
+                "return [*self.tables[name].blocks, *self.hits[name]]",
+            ),
+        ),
+        Wrong(
+            "counts the sampled token as stored",
+            "a request alone computes its prompt",
+            replace=("self.stored[name] = len(tokens)\n", "self.stored[name] = len(tokens) + 1\n"),
+        ),
+        Wrong(
+            "hashes blocks without their past",
+            "nothing is lost or mixed up|every request reads its own|a request starts",
+            replace=(
+                "zip(self.blocks(name), my_block_hashes(tokens, self.block_size))",
+                "zip(self.blocks(name)[1:], my_block_hashes(tokens[self.block_size :], self.block_size))",
+            ),
         ),
     ],
 )
 
-PROOFS = [ENGINE_MEMORY, ENGINE_KERNEL]
+ENGINE_BATCH = Proof(
+    task="engine_batch",
+    second='''
+import numpy as np
+
+
+def my_batch(plan, block_size):
+    """Arrays, request by request."""
+    longest = max(len(entry[3]) for entry in plan)
+    parts = []
+    for _, new, start, blocks in plan:
+        at = np.arange(start, start + len(new))
+        table = np.zeros(longest, dtype=int)
+        table[: len(blocks)] = blocks
+        slots = table[at // block_size] * block_size + at % block_size
+        parts.append((new, at, slots, [table] * len(new), at + 1))
+    return tuple(np.concatenate(part) for part in zip(*parts))
+''',
+    wrong=[
+        Wrong(
+            "positions count from 0 in every step",
+            "a step that decodes",
+            replace=("enumerate(new, start)", "enumerate(new)"),
+        ),
+        Wrong(
+            "a row does not see itself",
+            "a step that decodes",
+            replace=("context_lens.append(position + 1)", "context_lens.append(position)"),
+        ),
+        Wrong(
+            "every row of a prompt sees all of it",
+            "a prompt: a row for each token",
+            replace=("context_lens.append(position + 1)", "context_lens.append(start + len(new))"),
+        ),
+        Wrong(
+            "the slot in a pool that starts with this table",
+            "a step that decodes",
+            replace=(
+                "slots.append(blocks[position // block_size] * block_size + position % block_size)",
+                "slots.append(position)",
+            ),
+        ),
+        Wrong(
+            "one table for each request",
+            "a prompt: a row for each token",
+            replace=(
+                "            block_tables.append(list(blocks) +",
+                "            if position == start:\n                block_tables.append(list(blocks) +",
+            ),
+        ),
+        Wrong(
+            "tables of their own lengths",
+            "tables of different lengths",
+            replace=("list(blocks) + [0] * (longest - len(blocks))", "list(blocks)"),
+        ),
+        Wrong(
+            "filled up in front",
+            "tables of different lengths",
+            replace=(
+                "list(blocks) + [0] * (longest - len(blocks))",
+                "[0] * (longest - len(blocks)) + list(blocks)",
+            ),
+        ),
+        Wrong(
+            "fills up the request's own list",
+            "the plan is not changed",
+            replace=(
+                "        for position, token in enumerate(new, start):\n",
+                "        blocks.extend([0] * (longest - len(blocks)))\n"
+                "        for position, token in enumerate(new, start):\n",
+            ),
+        ),
+        Wrong(
+            "all tables as long as the first",
+            "tables of different lengths|any plan",
+            replace=(
+                "max(len(blocks) for _, _, _, blocks in plan)",
+                "len(plan[0][3])",
+            ),
+        ),
+        Wrong(
+            "decodes first, prompts after them",
+            "any plan|tables of different lengths",
+            replace=("in plan:\n", "in sorted(plan, key=lambda entry: len(entry[1])):\n"),
+        ),
+    ],
+)
+
+PROOFS = [ENGINE_STEP, ENGINE_BATCH]
 
 
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.task)
 def test_the_grader_tells_right_from_wrong(proof):
-    """Slow: each answer serves SmolLM2, in float32."""
+    """Slow: SmolLM2 computes what the right answers plan, in float32."""
     proof.check()

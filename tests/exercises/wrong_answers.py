@@ -548,13 +548,291 @@ def my_block_hashes(token_ids, block_size, salt=None):
             ("job.n // self.b + 1 - job.held", "-(-job.n // self.b) - job.held"),
         ),
     ],
-    "engine_memory": [
+    "engine_step": [
         of(
             "far negative blocks",
-            "a pool and a table",
-            "engine_memory",
+            "a request alone",
+            "engine_step",
             0,
-            ("self.blocks.extend(got)", "self.blocks.extend(b - 2**20 for b in got)"),
+            ("first, self.blocks(name)]", "first, [block - 2**20 for block in self.blocks(name)]]"),
+        ),
+        of(
+            "a dictionary for each entry",
+            "a request alone",
+            "engine_step",
+            0,
+            (
+                "return [name, tokens[first:], first, self.blocks(name)]",
+                "return {'name': name, 'new': tokens[first:], 'start': first, 'blocks': self.blocks(name)}",
+            ),
+        ),
+        of(
+            "who comes back starts from its prompt",
+            "who gives way",
+            "engine_step",
+            1,
+            (
+                "self.table, self.prefix, self.computed = None, [], 0",
+                "self.table, self.prefix, self.computed, self.ids = None, [], 0, self.ids[:3]",
+            ),
+        ),
+        of(
+            "forgets the table of who comes back, and counts on",
+            "who gives way|who comes back",
+            "engine_step",
+            1,
+            (
+                "self.computed = len(self.prefix) * engine.bs",
+                "self.computed = self.computed or len(self.prefix) * engine.bs",
+            ),
+            ("self.table, self.prefix, self.computed = None, [], 0", "self.table, self.prefix = None, []"),
         ),
     ],
 }
+
+# What a later reader tried; edits of the solution.
+WRONG.setdefault("scheduler_step", []).extend(
+    [
+        (
+            "never itself",
+            "the youngest gives way also",
+            (
+                "                youngest = self.running.pop()\n",
+                "                youngest = [n for n in self.running if n != name][-1]\n"
+                "                self.running.remove(youngest)\n",
+            ),
+        ),
+        (
+            "head of the waiting only once a step",
+            "requests start in the order",
+            (
+                "            self.running.append(self.waiting.pop(0))\n"
+                "            self.take(self.running[-1])\n",
+                "            self.running.append(self.waiting.pop(0))\n"
+                "            self.take(self.running[-1])\n"
+                "            break\n",
+            ),
+        ),
+        (
+            "one more than max_running",
+            "requests start in the order",
+            ("len(self.running) < self.max_running", "len(self.running) <= self.max_running"),
+        ),
+        (
+            "returns running after removal",
+            "a request that can never run",
+            ("        return served\n", "        return list(self.running)\n"),
+        ),
+    ]
+)
+WRONG.setdefault("allocator", []).extend(
+    [
+        (
+            "objects of its own",
+            "gives out different blocks",
+            None,
+            """
+class Block:
+    def __init__(self, n): self.n = n
+class MyBlockPool:
+    def __init__(self, num_blocks): self.f = [Block(i) for i in range(num_blocks)]
+    @property
+    def num_free(self): return len(self.f)
+    def allocate(self, n):
+        if n > len(self.f): return None
+        return [self.f.pop() for _ in range(n)]
+    def free(self, blocks): self.f += blocks
+""",
+        ),
+    ]
+)
+WRONG.setdefault("multiplications", []).extend(
+    [
+        (
+            "the texts are one token longer",
+            "one step compares",
+            (
+                "range(prompt_tokens, prompt_tokens + new_tokens)",
+                "range(prompt_tokens + 1, prompt_tokens + new_tokens + 1)",
+            ),
+        ),
+    ]
+)
+WRONG.setdefault("bytes_per_token", []).extend(
+    [
+        (
+            "takes the bytes of a scale for bits",
+            "each vector brings one scale",
+            ("// 8 + scale_bytes", "// 8 + scale_bytes // 8"),
+        ),
+        (
+            "one scale for all vectors",
+            "each vector brings one scale",
+            ("vectors * bytes_per_vector", "vectors * (bytes_per_vector - scale_bytes) + scale_bytes"),
+        ),
+    ]
+)
+WRONG.setdefault("memory_plan", []).extend(
+    [
+        ("reserve counted twice", "blocks are what is left", ("- reserve_bytes\n", "- 2 * reserve_bytes\n")),
+    ]
+)
+WRONG.setdefault("arena", []).extend(
+    [
+        (
+            "holes unsorted after free",
+            "cuts strips from the beginning",
+            (
+                "sorted([*self.holes, (start, self.strips.pop(start))])",
+                "[(start, self.strips.pop(start)), *self.holes]",
+            ),
+        ),
+        (
+            "the last hole that is long enough",
+            "cuts strips from the beginning",
+            (
+                "        for i, (start, hole) in enumerate(self.holes):",
+                "        for i, (start, hole) in reversed(list(enumerate(self.holes))):",
+            ),
+        ),
+    ]
+)
+WRONG.setdefault("waste", []).extend(
+    [
+        (
+            "rounded shares",
+            "a hole is external waste",
+            ("count / num_slots for", "round(count / num_slots, 2) for"),
+        ),
+        (
+            "a hole of exactly the size is too short",
+            "shares are of all slots",
+            ("next_size is not None and size < next_size", "next_size and size <= next_size"),
+        ),
+    ]
+)
+WRONG.setdefault("block_table", []).extend(
+    [
+        ("append answers None", "takes a block only when", ("        return True\n", "        return\n")),
+    ]
+)
+WRONG.setdefault("paged_attention", []).extend(
+    [
+        (
+            "last token twice",
+            "averages the values",
+            (
+                "p = torch.arange(length)",
+                "p = torch.arange(length + (length > 0)).clamp(max=max(length - 1, 0))",
+            ),
+        ),
+        (
+            "one dimension lost",
+            "averages the values",
+            ("    return output\n", "    return output.squeeze(0)\n"),
+        ),
+    ]
+)
+WRONG.setdefault("write_kv", []).extend(
+    [
+        (
+            "one mask for heads and numbers together",
+            "head sizes and numbers of heads",
+            (
+                "real = (head < NUM_HEADS) & (dims < HEAD_SIZE)",
+                "real = (head * HEAD_SIZE + dims) < NUM_HEADS * HEAD_SIZE",
+            ),
+        ),
+    ]
+)
+WRONG.setdefault("decode_kernel", []).extend(
+    [
+        ("rescale acc but not total", "many tiles", ("total = total * rescale +", "total = total +")),
+        (
+            "offset in tile not in block",
+            "one tile of keys",
+            ("positions % BLOCK_SIZE * stride_slot", "tl.arange(0, TILE) * stride_slot"),
+        ),
+        (
+            "every sequence reads the first table",
+            "many tiles",
+            ("tl.load(table_ptr + positions", "tl.load(block_tables_ptr + positions"),
+        ),
+    ]
+)
+WRONG.setdefault("combine", []).extend(
+    [
+        (
+            "total of parts not rescaled",
+            "the parts together",
+            ("(factor * total).sum(dim=0)", "total.sum(dim=0)"),
+        ),
+    ]
+)
+WRONG.setdefault("chunk_mask", []).extend(
+    [
+        (
+            "window of num_queries",
+            "more keys than queries",
+            ("return key <= query", "return (key <= query) & (key > query - num_queries)"),
+        ),
+    ]
+)
+WRONG.setdefault("chunked_prefill", []).extend(
+    [
+        ("logits as row", "a prompt in one piece", ("model.logits(hidden[-1])", "model.logits(hidden[-1:])")),
+        (
+            "clears the cache",
+            "keys and values are in the slots",
+            ("    start = 0\n", "    start = 0\n    cache.zero_()\n"),
+        ),
+    ]
+)
+WRONG.setdefault("ref_counts", []).extend(
+    [
+        (
+            "free appends at every free",
+            "a shared block is free only",
+            (
+                "            if self.holders[block] == 0:\n                self.unused.append(block)",
+                "            self.unused.append(block)",
+            ),
+        ),
+    ]
+)
+WRONG.setdefault("fork", []).extend(
+    [
+        (
+            "frees the tail but keeps it",
+            "who writes first",
+            ("            self.blocks[-1] = own\n", "            self.blocks.append(own)\n"),
+        ),
+    ]
+)
+WRONG.setdefault("block_hash", []).extend(
+    [
+        (
+            "order lost: sorted",
+            "different tokens are different",
+            ("repr(list(block))", "repr(sorted(block))"),
+        ),
+        (
+            "salt in every block but no past",
+            "the same tokens after another past",
+            ("sha256(parent + repr", "sha256(repr(salt).encode() + repr"),
+        ),
+    ]
+)
+WRONG.setdefault("prefix_cache", []).extend(
+    [
+        (
+            "free puts in front",
+            "the block that was free for longest",
+            (
+                "            if self.holders[block] == 0:\n                self.unused[block] = None",
+                "            if self.holders[block] == 0:\n"
+                "                self.unused = {block: None, **self.unused}",
+            ),
+        ),
+    ]
+)

@@ -4,11 +4,11 @@ from itertools import count
 
 import torch
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
 from minipaged.jobs.lines import Task
 from minipaged.jobs.worker import Worker
 from minipaged.model.chat_template import check_messages
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from tests.engine.fake_chat import ChatTokenizer
 

@@ -7,8 +7,8 @@ from unittest import mock
 import gguf
 import torch
 
+from minipaged.checkpoints.loading import LoadedModel, find_model, load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import LoadedModel, find_model, load_model
 
 NAME = "smollm2-135m"
 

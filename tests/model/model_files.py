@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from minipaged.attention import AttentionBackend, get_backend
 from minipaged.attention.batch import AttentionBatch
 from minipaged.cache.storage import KVStorage
+from minipaged.checkpoints.gguf_file import LAYER_NAMES, NAMES
 from minipaged.config import ModelConfig
 from minipaged.memory import KVSpec
-from minipaged.model.gguf_file import LAYER_NAMES, NAMES
 from minipaged.model.llama import LlamaModel
 from minipaged.model.weights import weight_slots
 

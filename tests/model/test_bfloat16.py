@@ -7,8 +7,8 @@ import torch
 from checkout import ROOT
 
 from minipaged.attention import get_backend
+from minipaged.checkpoints.loading import load_model
 from minipaged.cpu.accelerate import accelerate
-from minipaged.model.loading import load_model
 from tests.model.hf_reference import NAME, model_is_installed, smollm2
 from tests.model.model_files import logits_of
 

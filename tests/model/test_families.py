@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import LoadedModel, load_model
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.cpu.accelerate import accelerate_model
 from minipaged.engine.engine import Engine
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import LoadedModel, load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.weights import weight_shapes
 from minipaged.sampling_params import SamplingParams

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.model.llama import RMSNorm
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.weights import weight_shapes, weight_slots
 from tests.model.model_files import logits_of, named_weights, save_folder

@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
+from minipaged.checkpoints.loading import load_model
 from minipaged.model.errors import ModelLoadError
-from minipaged.model.loading import load_model
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import BYTES_OF_SYMBOLS, Tokenizer
 from tests.model.model_files import named_weights, save_folder

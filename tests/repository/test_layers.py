@@ -11,6 +11,7 @@ count_core = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(count_core)
 circles, upward_imports = count_core.circles, count_core.upward_imports
 
+
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     return count_core.import_graph()

@@ -26,7 +26,7 @@ metadata.version = version
 """
 SERVE = """
 from minipaged import LLM
-from minipaged.model.loading import LoadedModel
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged import SamplingParams
 llm = LLM(LoadedModel(random_llama(), None, TINY, "tiny"), num_blocks=8, max_model_len=64)

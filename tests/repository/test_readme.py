@@ -1,6 +1,7 @@
 """What the README and the install guide tell a reader to type works."""
 
 import ast
+import json
 import re
 import shlex
 
@@ -12,14 +13,45 @@ from minipaged import cli
 
 README = (ROOT / "README.md").read_text()
 INSTALL = (ROOT / "docs/install.md").read_text()
-FIRST_SCREEN = 25  # lines
+FIRST_SCREEN = 30  # lines
 
 
 def test_first_screen_has_the_picture_and_the_two_commands():
     screen = "\n".join(README.splitlines()[:FIRST_SCREEN])
-    assert "docs/images/memory_over_time.svg" in screen
+    assert "docs/images/strip_and_blocks.svg" in screen
     assert "\nmake demo " in screen
     assert "\nmake test " in screen
+
+
+def test_requests_at_once_are_those_that_were_measured():
+    at_once = json.loads((ROOT / "docs/images/measured.json").read_text())["at_once"]
+    strips, blocks = at_once.values()
+    assert f"**{blocks} requests at once where {strips} fit**" in README
+    assert f"accepts: {strips} at once." in README and f"needs one: {blocks} at once." in README
+
+
+def test_speed_and_memory_beside_vllm_are_those_that_were_recorded():
+    record = json.loads((ROOT / "benchmarks/results/cpu/throughput.json").read_text())
+    assert "about twice as\nfast as vLLM's CPU build, in about a fifth of its memory" in README
+    for mix in ("chat48", "instruct64"):
+        ours, theirs = record["mixes"][mix]["minipaged"], record["mixes"][mix]["vllm"]
+        assert 1.75 <= ours["tokens_per_second"] / theirs["tokens_per_second"] <= 2.25
+        assert 0.175 <= ours["peak_mib"] / theirs["peak_mib"] <= 0.225
+    maker, instructions = record["machine"]["processor"].split(", ")
+    assert maker in README and instructions.replace("_", "-").upper() in README
+    assert record["machine"]["cores"] == 2 and "two cores" in README
+
+
+def test_hours_are_those_of_the_teaching_guide():
+    stated = re.search(r"about (\d+) hours: (\d+) lessons of 15 to 50 minutes, and (\d+) exercises", README)
+    table = (ROOT / "docs/teaching.md").read_text()
+    total = re.search(
+        r"^\| \*\*all\*\* \| \*\*(\d+):(\d+)\*\* \| (\d+) tasks \| \*\*(\d+):(\d+)\*\*", table, re.MULTILINE
+    )
+    assert stated is not None and total is not None
+    hours, minutes, tasks, more_hours, more_minutes = map(int, total.groups())
+    assert abs(hours + more_hours + (minutes + more_minutes) / 60 - int(stated[1])) <= 2
+    assert int(stated[2]) == len(list((ROOT / "notebooks").glob("[0-9]*.ipynb"))) and int(stated[3]) == tasks
 
 
 def test_course_table_lists_every_lesson_in_order():

@@ -127,10 +127,7 @@ def test_strips_stand_beside_blocks_and_hold_fewer(page, server):
     page.select_option("#rate", "1000")
     page.click("#send")
     page.wait_for_function("lanes.get('blocks').most > 10 && lanes.get('strips').most > 0")
-    assert (
-        page.evaluate("lanes.get('strips').most")
-        <= server.thread.lanes["strips"].pool.num_blocks
-    )
+    assert page.evaluate("lanes.get('strips').most") <= server.thread.lanes["strips"].pool.num_blocks
     page.click("#strips")
     page.wait_for_function("views.size === 1")
 

@@ -1,6 +1,7 @@
 """Clients that leave, dawdle, flood or lie, steps that fail, signals: no block is lost, each is told."""
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -102,6 +103,31 @@ def test_half_sent_requests_are_given_up():
             half_body.sendall(request_bytes(LONG)[:-10])
             assert b"408 Request Timeout" in half_body.recv(1000)
         server.wait_until_idle()
+
+
+def test_headers_without_end_are_given_up():
+    with running() as server, connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                connection.sendall(b"X-Header: " + b"x" * 1000 + b"\r\n")
+            assert connection.recv(1000) == b""
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_client_that_sends_far_too_much_is_told_why():
+    with running(max_body=1000) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a" * 3_000_000})
+        assert answer.status_code == 413
+
+
+def test_the_trace_does_not_grow_with_the_steps(monkeypatch):
+    monkeypatch.setattr("minipaged.serve.engine_thread.TRACE_KEPT", 20)
+    with running() as server:
+        (answer,) = asyncio.run(ask_many(server, [LONG | {"max_tokens": 100}]))
+        server.wait_until_idle()
+        assert server.llm.stats.num_steps >= 100
+        assert len(server.llm.trace) == 20
 
 
 def test_bodies_that_are_too_long_or_no_json_are_refused():

@@ -16,8 +16,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
-from minipaged.model.loading import LoadedModel
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.serve import ServeSettings

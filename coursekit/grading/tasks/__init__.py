@@ -26,8 +26,8 @@ _MODULES = {
     "block_hash": "ex10",
     "prefix_cache": "ex10_cache",
     "scheduler_step": "ex11",
-    "engine_memory": "ex12",
-    "engine_kernel": "ex12",
+    "engine_step": "ex12",
+    "engine_batch": "ex12",
 }
 
 

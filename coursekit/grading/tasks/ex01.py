@@ -7,7 +7,7 @@ from torch import Tensor
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
-from coursekit.grading.values import difference
+from coursekit.grading.values import difference, plain, several
 
 MULTIPLICATIONS = Task(
     name="multiplications",
@@ -38,9 +38,12 @@ def same_count(learner: Learner, expect: Expect, prompt: int, new: int, head_siz
             row = sum(head_size for key in range(prompt + step) if key <= query)
             again += row
             kept += row if step == 0 or query == prompt + step - 1 else 0
-    given = f"a prompt of {prompt} tokens, {new} new ones, head size {head_size}: (again, kept)"
+    given = f"a prompt of {several(prompt, 'token')}, {new} new, head size {head_size}: (again, kept)"
     got = learner.multiplications(prompt, new, head_size)
-    expect.equal(got, (again, kept), given)
+    swapped = plain(got) == [kept, again] != [again, kept]
+    expect.equal(
+        got, (again, kept), given, hint="the pair is (again, kept), in this order" if swapped else ""
+    )
     for name, number, wanted in zip(("again", "kept"), got, (again, kept), strict=True):
         expect.whole(number, wanted, f"{given}: {name}")
 
@@ -124,7 +127,9 @@ def same_steps(learner: Learner, expect: Expect, text: tuple[Tensor, Tensor, Ten
     query, key, value = text
     wanted = read_again(*text)
     attention = learner.MyCachedAttention(key.shape[1], key.shape[2])
-    heads = f"{query.shape[1]} query heads, {key.shape[1]} KV heads of size {key.shape[2]}"
+    heads = (
+        several(query.shape[1], "query head") + f", {several(key.shape[1], 'KV head')} of size {key.shape[2]}"
+    )
     for token in range(len(query)):
         got = attention.step(query[token], key[token], value[token])
         expect.close(got, wanted[token], f"{heads}, {what}: step of token {token}", tolerance=1e-5)
@@ -198,14 +203,16 @@ def kept(learner: Learner, expect: Expect) -> None:
         attention = learner.MyCachedAttention(heads[1], head_size)
         for token in range(5):
             attention.step(query[token], key[token], value[token])
-        given = f"{heads[0]} query heads, {heads[1]} KV heads of size {head_size}, after 5 steps"
-        keys, wanted = attention.keys, turned(key, torch.arange(5))
-        shifted = not difference(keys, turned(key, torch.arange(1, 6)), 1e-5)
-        why = (
-            "these are the keys one position further on: the first token stands at position 0"
-            if shifted
-            else ""
+        given = (
+            several(heads[0], "query head")
+            + f", {several(heads[1], 'KV head')} of size {head_size}, after 5 steps"
         )
+        keys, wanted = attention.keys, turned(key, torch.arange(5))
+        why = ""
+        if not difference(keys, turned(key, torch.arange(1, 6)), 1e-5):
+            why = "these are the keys one position further on: the first token stands at position 0"
+        elif not difference(keys, key, 1e-5):
+            why = "these are the keys as they came: each is rotated once, before it is kept"
         expect.close(keys, wanted, f"{given}: keys", hint=why)
         expect.close(attention.values, value, f"{given}: values")
 

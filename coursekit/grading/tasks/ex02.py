@@ -7,6 +7,7 @@ from typing import Any
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import several
 
 SETUP = "from coursekit.given.models import LLAMA_70B, OPT_13B, SMOLLM2_135M, ModelShape"
 
@@ -49,7 +50,8 @@ def same_bytes(
     )
     model = learner.ModelShape(*shape, hidden_size)
     given = (
-        f"{layers} layers, {query_heads} query heads, {kv_heads} KV heads, head size {head_size}, "
+        f"{several(layers, 'layer')}, {several(query_heads, 'query head')}, {several(kv_heads, 'KV head')}, "
+        f"head size {head_size}, "
         f"hidden size {hidden_size}; {bits} bits, {scale_bytes} bytes for a scale"
     )
     expect.whole(learner.bytes_per_token(model, bits, scale_bytes), wanted, given)

@@ -1,6 +1,7 @@
 """Exercise 04: a block allocator and a block table."""
 
 import random
+from collections.abc import Sized
 from functools import partial
 
 from coursekit.grading.learner import Learner
@@ -37,6 +38,10 @@ def gives_out(learner: Learner, expect: Expect) -> None:
     pool = learner.MyBlockPool(6)
     expect.equal(pool.num_free, 6, "MyBlockPool(6).num_free")
     first, second = pool.allocate(2), pool.allocate(4)
+    for blocks, n in ((first, 2), (second, 4)):
+        why = f"{n} free blocks are enough for {n}: compare with >, not with >=" if blocks is None else ""
+        given = f"blocks of allocate({n}), the {'first' if n == 2 else 'second'} call of a pool of 6"
+        expect.true(isinstance(blocks, Sized), given, str(n), blocks, hint=why)
     expect.equal(sorted([*first, *second]), list(range(6)), "allocate(2), then allocate(4), of 6 blocks")
     expect.equal(pool.num_free, 0, "num_free after 6 of 6 blocks were given out")
     pool = learner.MyBlockPool(6)

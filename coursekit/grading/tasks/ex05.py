@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import several
 
 PAGED_ATTENTION = Task(
     name="paged_attention",
@@ -39,8 +40,9 @@ class Pool:
     def text(self) -> str:
         _, block_size, kv_heads, head_size = self.keys.shape
         return (
-            f"lengths {self.lengths.tolist()}, block size {block_size}, {self.query.shape[1]} query heads, "
-            f"{kv_heads} KV heads, head size {head_size}, block tables {self.tables.tolist()}"
+            f"lengths {self.lengths.tolist()}, block size {block_size}, "
+            f"{several(self.query.shape[1], 'query head')}, {several(kv_heads, 'KV head')}, "
+            f"head size {head_size}, block tables {self.tables.tolist()}"
         )
 
 

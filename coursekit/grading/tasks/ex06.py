@@ -10,6 +10,7 @@ from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 from coursekit.grading.tasks import kernels
 from coursekit.grading.tasks.kernels import FILLED, Axes, expect_memory, run_fenced
+from coursekit.grading.values import several
 
 WRITE_KV = Task(
     name="write_kv",
@@ -23,6 +24,7 @@ WRITE_KV = Task(
 
 TASKS = [WRITE_KV]
 
+LANES = "where heads lie side by side it was right: a lane from HEAD_SIZE on is nobody's, wherever it points"
 SLOTS = [13, 2, 7, 20, 0]  # scattered, no two in a row
 
 
@@ -54,7 +56,7 @@ def expect_pool(
             wanted[place] = row[query_heads:].view(2, num_heads, head_size)
     kept = learner.keep(pool)
     where = torch.tensor(slots, dtype=torch.int32)
-    given += f": {len(slots)} tokens, slots {list(slots)}, block size {block_size}"
+    given += f": {several(len(slots), 'token')}, slots {list(slots)}, block size {block_size}"
     run_fenced(
         expect,
         given,
@@ -65,6 +67,25 @@ def expect_pool(
     blocks = tuple(f"block {first_block + i}" for i in range(num_blocks))
     axes: Axes = [blocks, "layer", ("keys", "values"), "offset", "head", "number"]
     expect_memory(expect, learner.fetch(kept), wanted, given, axes)
+
+
+def expect_padded(
+    learner: Learner, expect: Expect, size: int, row_step: int, cache_step: int, *, hint: str = ""
+) -> None:
+    """Heads of `size` that are `row_step` numbers apart in the rows and `cache_step` in the caches."""
+    rows = [some_rows(5, 2, row_step)[..., :size], (some_rows(5, 2, row_step) + 100)[..., :size]]
+    pools = [torch.full((6, 4, 2, cache_step), FILLED) for _ in range(2)]
+    kept = [learner.keep(pool) for pool in pools]
+    given = f"5 tokens, slots {SLOTS}, block size 4, 2 heads of {size}, stride_head {row_step}, "
+    given += f"stride_cache_head {cache_step}"
+    slots = torch.tensor(SLOTS, dtype=torch.int32)
+    key, value = (row.contiguous() for row in rows)
+    call = partial(learner.write_padded, learner.my_write_kv, key, value, slots, *kept, row_step)
+    run_fenced(expect, given, call)
+    for name, row, wanted, pool in zip(["key", "value"], rows, pools, kept, strict=True):
+        wanted.view(24, 2, cache_step)[SLOTS, :, :size] = row
+        axes = ["block", "offset", "head", "number"]
+        expect_memory(expect, learner.fetch(pool), wanted, f"{given}: {name}_cache", axes, hint=hint)
 
 
 @WRITE_KV.check(
@@ -102,19 +123,7 @@ def strides(learner: Learner, expect: Expect) -> None:
 )
 def head_strides(learner: Learner, expect: Expect) -> None:
     for row_step, cache_step in [(24, 16), (16, 24), (20, 28)]:
-        rows = [some_rows(5, 2, row_step)[..., :16], (some_rows(5, 2, row_step) + 100)[..., :16]]
-        pools = [torch.full((6, 4, 2, cache_step), FILLED) for _ in range(2)]
-        kept = [learner.keep(pool) for pool in pools]
-        given = f"5 tokens, slots {SLOTS}, block size 4, 2 heads of 16, stride_head {row_step}, "
-        given += f"stride_cache_head {cache_step}"
-        slots = torch.tensor(SLOTS, dtype=torch.int32)
-        key, value = (row.contiguous() for row in rows)
-        call = partial(learner.write_padded, learner.my_write_kv, key, value, slots, *kept, row_step)
-        run_fenced(expect, given, call)
-        for name, row, wanted, pool in zip(["key", "value"], rows, pools, kept, strict=True):
-            wanted.view(24, 2, cache_step)[SLOTS, :, :16] = row
-            axes = ["block", "offset", "head", "number"]
-            expect_memory(expect, learner.fetch(pool), wanted, f"{given}: {name}_cache", axes)
+        expect_padded(learner, expect, 16, row_step, cache_step)
 
 
 @WRITE_KV.check(
@@ -123,8 +132,9 @@ def head_strides(learner: Learner, expect: Expect) -> None:
 )
 def neighbours(learner: Learner, expect: Expect) -> None:
     for num_heads, head_size in [(2, 48), (1, 80), (3, 16), (3, 96), (5, 8)]:
-        given = f"{num_heads} heads of {head_size}"
+        given = f"{several(num_heads, 'head')} of {head_size}"
         expect_pool(learner, expect, given, num_heads=num_heads, head_size=head_size, layers=2)
+    expect_padded(learner, expect, 12, 14, 20, hint=LANES)
 
 
 @WRITE_KV.check(

@@ -11,6 +11,7 @@ from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
 from coursekit.grading.tasks import kernels
 from coursekit.grading.tasks.kernels import run_fenced
+from coursekit.grading.values import several
 
 DECODE_KERNEL = Task(
     name="decode_kernel",
@@ -33,6 +34,13 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tens
     return torch.softmax(scale * (keys.double() @ query.double()), dim=0) @ values.double()
 
 
+PLACES = "with one block it was right: position p is in entry p // BLOCK_SIZE, at offset p % BLOCK_SIZE"
+IDLE = (
+    "with a full tile it was right: a lane without a key gets the score -inf by tl.where, and loads nothing"
+)
+ROWS = "with one sequence it was right: the table of the next begins stride_table further on"
+
+
 def expect_attention(
     learner: Learner,
     expect: Expect,
@@ -48,6 +56,7 @@ def expect_attention(
     unused_entry: int = 0,
     layers: int = 1,
     first_block: int = 0,
+    hint: str = "",
 ) -> None:
     """Random sequences of these lengths in scattered blocks, against `attention`.
 
@@ -75,14 +84,14 @@ def expect_attention(
         for head in range(num_heads):
             keys, values = one[:, :, head // (num_heads // num_kv_heads)].unbind(1)
             wanted[seq, head] = attention(query[seq, head], keys, values, scale)
-    given += f": lengths {list(lengths)}, {num_heads} query heads on {num_kv_heads} of size {head_size}, "
-    given += f"block size {block_size}, tiles of {tile} keys"
+    given += f": lengths {list(lengths)}, {several(num_heads, 'query head')} on {num_kv_heads} "
+    given += f"of size {head_size}, block size {block_size}, tiles of {tile} keys"
     call = (query, pool, tables, torch.tensor(lengths, dtype=torch.int32), scale)
     options = {"tile": tile, "layer": layers - 1, "first_block": first_block}
     got = run_fenced(
         expect, given, lambda: learner.decode_from_pool(learner.my_decode_kernel, *call, **options)
     )
-    expect.close(got, wanted, given, tolerance=1e-4)
+    expect.close(got, wanted, given, tolerance=1e-4, hint=hint)
 
 
 @DECODE_KERNEL.check(
@@ -91,8 +100,9 @@ def expect_attention(
     "the weighted sum of the values over the sum of the weights",
 )
 def one_tile(learner: Learner, expect: Expect) -> None:
-    expect_attention(learner, expect, "a full tile", [8])
-    expect_attention(learner, expect, "a tile with idle lanes", [5])
+    expect_attention(learner, expect, "a full tile, all in one block", [8], block_size=8)
+    expect_attention(learner, expect, "a full tile in two blocks", [8], hint=PLACES)
+    expect_attention(learner, expect, "a tile with idle lanes", [5], hint=IDLE)
     expect_attention(learner, expect, "a single key", [1], head_size=32)
 
 
@@ -102,7 +112,8 @@ def one_tile(learner: Learner, expect: Expect) -> None:
     "total and acc, by exp(m - n) before you add",
 )
 def many_tiles(learner: Learner, expect: Expect) -> None:
-    expect_attention(learner, expect, "random scores", [24, 41])
+    expect_attention(learner, expect, "random scores", [41])
+    expect_attention(learner, expect, "two sequences", [24, 41], hint=ROWS)
     expect_attention(learner, expect, "scores that rise", [23], scores=[0.1 * i for i in range(23)])
     expect_attention(learner, expect, "scores that fall", [23], scores=[-0.1 * i for i in range(23)])
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from coursekit.given.tiny_model import TinyModel
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import difference, several
 
 SETUP = "import torch\nfrom coursekit.given.tiny_model import TinyModel"
 
@@ -91,12 +92,19 @@ class Prompt:
         self.tokens = [source.randrange(TinyModel.vocab_size) for _ in range(length)]
         self.slots = torch.tensor(source.sample(range(length + 6), length))
         shape = TinyModel.num_layers, 2, length + 6, TinyModel.num_kv_heads, TinyModel.head_size
-        self.given = f"a prompt of {length} tokens in chunks of {list(chunk_lens)}"
+        self.given = f"a prompt of {several(length, 'token')} in chunks of {list(chunk_lens)}"
         model, cache = learner.TinyModel(), learner.keep(torch.full(shape, torch.nan))
         self.got = learner.my_chunked_prefill(
             model, torch.tensor(self.tokens), list(chunk_lens), cache, self.slots
         )
         self.cache, self.steps = learner.fetch(cache), model.steps
+
+
+READING = (
+    "what the first layer has written is right, so look at what is read: slots[:stop], in the order of the "
+)
+READING += "text as the mask has it, and at the end the logits of the last token only, [32]"
+OTHERS = "the slots of other texts are in the same cache: nothing but slots[start:stop] is written"
 
 
 @CHUNKED_PREFILL.check(
@@ -107,7 +115,10 @@ class Prompt:
 def one_piece(learner: Learner, expect: Expect) -> None:
     for length in (1, 6, 12):
         prompt = Prompt(learner, [length])
-        expect.close(prompt.got, at_once(prompt.tokens)[0], f"{prompt.given}: logits", tolerance=1e-4)
+        logits, stored = at_once(prompt.tokens)
+        is_written = not difference(prompt.cache[0][:, prompt.slots], stored[0], 1e-4)
+        given = f"{prompt.given}, slots {prompt.slots.tolist()}: logits"
+        expect.close(prompt.got, logits, given, tolerance=1e-4, hint=READING if is_written else "")
 
 
 @CHUNKED_PREFILL.check(
@@ -124,8 +135,9 @@ def in_the_cache(learner: Learner, expect: Expect) -> None:
             given = f"{prompt.given}, slots {prompt.slots.tolist()}: {name} of layer {layer}"
             expect.close(rows[prompt.slots], wanted[layer, kind], given, tolerance=1e-4)
             untouched = sorted(set(range(len(rows))) - set(prompt.slots.tolist()))
+            changed = [slot for slot in untouched if not rows[slot].isnan().all()]
             expect.true(
-                bool(rows[untouched].isnan().all()), given, f"nothing in slots {untouched}", rows[untouched]
+                not changed, given, f"nothing in slots {untouched}", f"numbers in {changed}", hint=OTHERS
             )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import several
 
 SETUP = "from coursekit.given.shared_pool import SharedPool"
 
@@ -116,7 +117,8 @@ def is_a_table(learner: Learner, expect: Expect) -> None:
     table = learner.MyForkingTable(pool, 4)
     sizes = []
     for n in (3, 1, 0, 1, 7):
-        expect.equal(table.append(n), [], f"copies of append({n}), nobody else holds a block")
+        why = "nobody else holds the last block, so it is written in place: ask ref_count before you copy"
+        expect.equal(table.append(n), [], f"copies of append({n}), nobody else holds a block", hint=why)
         sizes.append((len(table.blocks), table.num_tokens))
     wanted = [(1, 3), (1, 4), (1, 4), (2, 5), (3, 12)]
     expect.equal(sizes, wanted, "blocks and num_tokens after append of 3, 1, 0, 1, 7, block size 4")
@@ -150,9 +152,14 @@ def first_writer_copies(learner: Learner, expect: Expect) -> None:
     given = "the parent's blocks after the fork has appended"
     expect.equal(table.blocks, before, given, hint=aliased)
     expect.equal(child.blocks[0], before[0], "the fork's first block, which is full and stays shared")
-    expect.true(child.blocks[1] not in before, "the fork's last block", "a block of its own", child.blocks)
+    why = "the copy takes the place of the shared block in the table, blocks[-1]: it does not stand after it"
+    given = "the fork's blocks after append(1): 7 tokens, block size 4"
+    expect.equal(len(child.blocks), 2, f"{given}; how many", hint=why)
+    expect.true(child.blocks[1] not in before, f"{given}, the last one", "a block of its own", child.blocks)
     expect.equal(copies, [(before[1], child.blocks[1])], "copies of append(1): (source, destination)")
-    expect.equal(table.append(1), [], "copies of the parent's append(1) after that: it is alone by now")
+    why = "the fork still holds the block that it copied from: pool.free of that one block, once"
+    given = "copies of the parent's append(1), after the fork's: it is alone by now"
+    expect.equal(table.append(1), [], given, hint=why)
     expect.equal((table.blocks, pool.num_free), (before, 13), "the parent's blocks, and the free ones")
 
 
@@ -188,7 +195,7 @@ def full_tail(learner: Learner, expect: Expect) -> None:
 def no_room_for_the_copy(learner: Learner, expect: Expect) -> None:
     for num_blocks, n in [(2, 1), (3, 3), (4, 7)]:
         pool, table, (child,) = forked(learner, num_blocks, 6)
-        given = f"append({n}) to a fork of 6 tokens, block size 4, {num_blocks - 2} blocks free"
+        given = f"append({n}) to a fork of 6 tokens, block size 4, {several(num_blocks - 2, 'block')} free"
         expect.equal(child.append(n), None, given)
         expect.equal((child.blocks, child.num_tokens), (table.blocks, 6), f"the fork after {given}")
         counts = [pool.ref_count(block) for block in table.blocks]

@@ -4,6 +4,7 @@ import random
 
 from coursekit.grading.learner import Learner
 from coursekit.grading.task import Expect, Task
+from coursekit.grading.values import several
 
 BLOCK_HASH = Task(
     name="block_hash",
@@ -23,7 +24,7 @@ TASKS = [BLOCK_HASH]
 def full_blocks(learner: Learner, expect: Expect) -> None:
     for length, blocks in [(0, 0), (1, 0), (3, 0), (4, 1), (5, 1), (8, 2), (11, 2), (12, 3)]:
         hashes = learner.my_block_hashes(list(range(length)), 4)
-        expect.equal(len(hashes), blocks, f"number of hashes of {length} tokens, block size 4")
+        expect.equal(len(hashes), blocks, f"number of hashes of {several(length, 'token')}, block size 4")
 
 
 @BLOCK_HASH.check(

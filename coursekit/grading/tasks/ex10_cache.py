@@ -90,7 +90,11 @@ def least_recently_used(learner: Learner, expect: Expect) -> None:
     expect.equal(
         cache.allocate(1), [blocks[1]], f"a, b, c freed in turn as {blocks}, a used again: allocate(1)"
     )
-    expect.equal(cache.allocate(2), [blocks[2], blocks[0]], "allocate(2) after that")
+    expect.equal(
+        cache.allocate(2),
+        [blocks[2], blocks[0]],
+        f"a, b, c freed in turn as {blocks}, a used again, allocate(1): allocate(2)",
+    )
     cache = learner.MyPrefixCache(3)
     blocks = cache.allocate(3)
     for block, key in zip(blocks, "abc", strict=True):
@@ -117,7 +121,7 @@ def blank_first(learner: Learner, expect: Expect) -> None:
     given = f"{blocks} freed in turn, with keys in {blocks[0]} and {blocks[2]}"
     expect.equal(cache.allocate(1), [blocks[1]], f"{given}: allocate(1)")
     expect.equal(cache.lookup(["a"]), [blocks[0]], f'{given}: lookup(["a"]) after that')
-    expect.equal(cache.allocate(2), [blocks[3], blocks[0]], f"{given}: allocate(2) after that")
+    expect.equal(cache.allocate(2), [blocks[3], blocks[0]], f"{given}, allocate(1): allocate(2)")
 
 
 @PREFIX_CACHE.check(

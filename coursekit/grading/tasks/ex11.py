@@ -17,6 +17,8 @@ SCHEDULER_STEP = Task(
 
 TASKS = [SCHEDULER_STEP]
 
+DONE = "who has all its tokens leaves running, and release gives its blocks back"
+
 
 def start(
     learner: Learner, num_blocks: int, jobs: dict[str, tuple[int, int]], *, block_size: int = 4, most: int = 8
@@ -43,13 +45,18 @@ def never_fits(learner: Learner, expect: Expect) -> None:
         given = f"add of a request with {prompt} + {output} tokens, 4 blocks of 4"
         expect.raises("ValueError", partial(scheduler.add, "big", prompt, output), given)
         expect.equal(state(scheduler), ([], [], 4), f"running, waiting, num_free after {given}")
-    scheduler.add("fits", 12, 4)
+    given = "add of a request with 12 + 4 tokens, 4 blocks of 4"
+    why = "16 tokens just fit: the last one is given, and no further one needs room"
+    expect.runs(partial(scheduler.add, "fits", 12, 4), given, hint=why)
     expect.equal(
         scheduler.waiting, ["fits"], "waiting after add of a request with 12 + 4 tokens, 4 blocks of 4"
     )
     served = [scheduler.step() for _ in range(5)]
-    expect.equal(served, [["fits"]] * 4 + [[]], "who gets a token in 5 steps: it asks for 4")
-    expect.equal(state(scheduler), ([], [], 4), "running, waiting, num_free after that")
+    why = "alone in the pool a request gets a token in each step until it has all; the answer names also who "
+    why += "leaves with this one"
+    expect.equal(served, [["fits"]] * 4 + [[]], f"{given}: who gets a token in 5 steps", hint=why)
+    given += ": running, waiting, num_free after 5 steps"
+    expect.equal(state(scheduler), ([], [], 4), given, hint=DONE)
 
 
 @SCHEDULER_STEP.check(
@@ -74,12 +81,24 @@ def holds_what_it_needs(learner: Learner, expect: Expect) -> None:
 def in_order(learner: Learner, expect: Expect) -> None:
     scheduler = start(learner, 6, {"a": (7, 9), "b": (16, 3), "c": (1, 2)})
     expect.equal(scheduler.step(), ["a"], "first step: 6 blocks of 4; prompts a 7, b 16, c 1")
-    expect.equal(state(scheduler)[:2], (["a"], ["b", "c"]), "running and waiting after it")
+    expect.equal(
+        state(scheduler)[:2],
+        (["a"], ["b", "c"]),
+        "running and waiting after the first step: 6 blocks of 4; prompts a 7, b 16, c 1",
+    )
     scheduler = start(learner, 8, dict.fromkeys("abcde", (2, 3)), most=3)
     served = [scheduler.step() for _ in range(7)]
     wanted = [list("abc")] * 3 + [list("de")] * 3 + [[]]
+    why = (
+        "a step starts all that can: rule 3 goes on while somebody waits, there is room, and fewer than 3 run"
+    )
+    if isinstance(served[0], list) and len(served[0]) > 3:
+        why = "3 run at most: one more starts only while fewer than max_running run"
     expect.equal(
-        served, wanted, "who gets a token in 7 steps: five requests of 2 + 3 tokens, 3 at once at most"
+        served,
+        wanted,
+        "who gets a token in 7 steps: five requests of 2 + 3 tokens, 3 at once at most",
+        hint=why,
     )
 
 
@@ -100,7 +119,11 @@ def youngest_gives_way(learner: Learner, expect: Expect) -> None:
     expect.equal(
         [alone.step(), alone.step()], [["a", "b"], ["a"]], "3 blocks of 4; a 3 + 6, b 7 + 5: two steps"
     )
-    expect.equal(state(alone), (["a"], ["b"], 1), "running, waiting, num_free after them")
+    expect.equal(
+        state(alone),
+        (["a"], ["b"], 1),
+        "running, waiting, num_free after two steps: 3 blocks of 4; a 3 + 6, b 7 + 5",
+    )
 
 
 @SCHEDULER_STEP.check(
@@ -117,7 +140,7 @@ def no_token_lost(learner: Learner, expect: Expect) -> None:
             counts[name] += 1
     wanted = {name: output for name, (_, output) in jobs.items()}
     expect.equal(counts, wanted, f"tokens that each got in 80 steps, 4 blocks of 4, prompt and output {jobs}")
-    expect.equal(state(scheduler), ([], [], 4), "running, waiting, num_free after that")
+    expect.equal(state(scheduler), ([], [], 4), "running, waiting, num_free after these 80 steps", hint=DONE)
 
 
 @SCHEDULER_STEP.check(

@@ -62,7 +62,9 @@ def run_fenced(expect: Expect, given: str, call: Callable[[], Any]) -> Any:
         expect.true(False, given, "nothing outside of the tensors is read or written", str(error))
 
 
-def expect_memory(expect: Expect, got: Tensor, wanted: Tensor, given: str, axes: Axes) -> None:
+def expect_memory(
+    expect: Expect, got: Tensor, wanted: Tensor, given: str, axes: Axes, *, hint: str = ""
+) -> None:
     """Equal in every bit. The message names the first difference by `axes`: words, or a name per index."""
     places = (got != wanted).nonzero()
     given = f"{given}. {len(places)} of {wanted.numel()} numbers are wrong"
@@ -74,4 +76,5 @@ def expect_memory(expect: Expect, got: Tensor, wanted: Tensor, given: str, axes:
         f"{axis} {i}" if isinstance(axis, str) else axis[i] for axis, i in zip(axes, first, strict=True)
     )
     before = " as before" if wanted[first] == FILLED else ""
-    expect.true(False, given, f"in {where}: {float(wanted[first]):g}{before}", f"{float(got[first]):g}")
+    expected = f"in {where}: {float(wanted[first]):g}{before}"
+    expect.true(False, given, expected, f"{float(got[first]):g}", hint=hint)

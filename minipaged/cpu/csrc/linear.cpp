@@ -1,7 +1,7 @@
 // Products of rows with a weight, out = x . weight^T: with the norm before them, and what is done to the sums
 // while they are in registers. With few rows the time goes into reading the weight: it is laid out once in
-// the order of reading (packing.py), each part is asked for before it is needed, and used for up to 12 rows
-// while it is in the processor.
+// the order of reading (packing.py), each part is asked for before it is needed, and used for as many rows as
+// fit while it is in the processor (tile.h).
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "arguments.h"
 #include "tile.h"
 
-constexpr int64_t BLOCK = 240;  // rows that stay in a core's own cache while it goes through its panels
+constexpr int64_t BLOCK = 240;  // rows, at most, that stay in a core's own cache while it goes through its panels
 
 template <typename T> static void finish(const Product<T>& p, const Lanes* sums, int64_t row, int64_t panel) {
     const int64_t at = (row * p.panels + panel) * (p.after == GATE ? LANES : WIDTH);
@@ -64,16 +64,17 @@ static void merge(std::vector<Best>& all, const std::vector<Best>& seen, int64_t
     }
 }
 
-template <typename T> void product(const Product<T>& p) {
+template <typename T, Prefetch HINT> static void product(const Product<T>& p) {
     const int64_t depth = p.words * 4 / sizeof(T);
-    const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(BLOCK, p.rows) * depth] : nullptr);
+    const int64_t most = rows_at_once<T>(), block = BLOCK / most * most;
+    const std::unique_ptr<T[]> normed(p.norm ? new T[std::min(block, p.rows) * depth] : nullptr);
     const std::vector<Best> nothing(p.after == ARGMAX ? p.rows : 0, Best{{}, -FLT_MAX, 0});
     std::vector<Best> all = nothing;
 #pragma omp parallel
     {
         std::vector<Best> seen = nothing;
-        for (int64_t first = 0; first < p.rows; first += BLOCK) {
-            const int64_t rows = std::min(BLOCK, p.rows - first), tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+        for (int64_t first = 0; first < p.rows; first += block) {
+            const int64_t rows = std::min(block, p.rows - first), groups = (rows + most - 1) / most;
             const T* x = p.x + first * depth;
             if (p.norm) {
 #pragma omp for schedule(static)
@@ -83,29 +84,30 @@ template <typename T> void product(const Product<T>& p) {
             }
 #pragma omp for schedule(static)  // a thread keeps its panels
             for (int64_t panel = 0; panel < p.panels; panel++)
-                for (int64_t i = 0; i < tiles; i++) {
-                    const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
+                for (int64_t i = 0; i < groups; i++) {
+                    const int64_t begin = rows * i / groups, end = rows * (i + 1) / groups;
                     const uint32_t* weight = p.weight + panel * p.words * WIDTH;
                     Lanes sums[MOST_ROWS][2];
-                    multiply<T>(end - begin, x + begin * depth, p.words, weight, p.words, sums);
+                    multiply<T, HINT>(end - begin, x + begin * depth, p.words, weight, p.words, sums);
                     for (int64_t row = begin; row < end; row++)
                         if (p.after == ARGMAX) keep_argmax(seen[first + row], sums[row - begin], panel);
                         else finish(p, sums[row - begin], first + row, panel);
                 }
         }
+        done_multiplying<T>();
 #pragma omp critical
         merge(all, seen, static_cast<int64_t*>(p.out));
+    }
+}
+
+template <typename T> void product(const Product<T>& p) {
+    switch (way<T>().prefetch) {
+        case NONE: return product<T, NONE>(p);
+        case T0: return product<T, T0>(p);
+        default: return product<T, NTA>(p);
     }
 }
 template void product(const Product<float>&);
 template void product(const Product<bfloat16>&);
 extern "C" void product_float32(const Product<float>* p) { product(*p); }
 extern "C" void product_bfloat16(const Product<bfloat16>* p) { product(*p); }
-// For these dtypes it has the instructions, and threads; without them torch's products are faster.
-#if !defined _OPENMP || !defined __AVX512F__
-extern "C" const char* const fast_products = "";
-#elif defined __AVX512BF16__
-extern "C" const char* const fast_products = "float32 bfloat16";
-#else
-extern "C" const char* const fast_products = "float32";
-#endif

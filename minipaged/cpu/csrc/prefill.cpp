@@ -58,19 +58,20 @@ static float softmax(float* scores, int64_t len, int64_t padded, float scale, T*
     return sum(total);
 }
 
-// A row is a query token and one of the heads that share the KV head; MOST_ROWS of them at a time.
+// A row is a query token and one of the heads that share the KV head; as many at a time as a product takes.
 template <typename T> static void attend(const Prompts<T>& b, const Task& task, int64_t kv, Scratch<T>& s) {
     constexpr int64_t per_word = 4 / sizeof(T);
     const int64_t group = b.heads / b.kv_heads, words = b.size / per_word;
     const int64_t num_rows = (task.end - task.first) * group;
     const auto whole = [](int64_t keys) { return (keys + WIDTH - 1) / WIDTH * WIDTH; };
     const int64_t len = task.keys + task.end - task.first - 1, padded = whole(len);
+    const int64_t most = rows_at_once<T>();
     gather(b, task, kv, len, padded, s);
-    s.query.resize(MOST_ROWS * b.size);
-    s.weights.resize(MOST_ROWS * padded);
-    s.scores.resize(MOST_ROWS * padded);
-    for (int64_t first = 0; first < num_rows; first += MOST_ROWS) {
-        const int64_t rows = std::min<int64_t>(MOST_ROWS, num_rows - first);
+    s.query.resize(most * b.size);
+    s.weights.resize(most * padded);
+    s.scores.resize(most * padded);
+    for (int64_t first = 0; first < num_rows; first += most) {
+        const int64_t rows = std::min(most, num_rows - first);
         const int64_t seen = whole(task.keys + (first + rows - 1) / group);  // by the last row
         int64_t token[MOST_ROWS], head[MOST_ROWS];
         float total[MOST_ROWS];
@@ -81,7 +82,7 @@ template <typename T> static void attend(const Prompts<T>& b, const Task& task, 
             std::copy_n(b.query + token[r] * b.query_stride + head[r] * b.size, b.size, &s.query[r * b.size]);
         }
         for (int64_t key = 0; key < seen; key += WIDTH) {
-            multiply<T>(rows, s.query.data(), words, &s.keys[key * words], words, sums);
+            multiply<T, NONE>(rows, s.query.data(), words, &s.keys[key * words], words, sums);
             for (int64_t r = 0; r < rows; r++)
                 for (int i = 0; i < 2; i++) store(sums[r][i], &s.scores[r * padded + key + i * LANES]);
         }
@@ -91,7 +92,7 @@ template <typename T> static void attend(const Prompts<T>& b, const Task& task, 
         }
         for (int64_t i = 0; i < b.size; i += WIDTH) {
             const uint32_t* panel = &s.values[i * padded / per_word];
-            multiply<T>(rows, s.weights.data(), padded / per_word, panel, seen / per_word, sums);
+            multiply<T, NONE>(rows, s.weights.data(), padded / per_word, panel, seen / per_word, sums);
             for (int64_t r = 0; r < rows; r++) {
                 T* const out = b.out + (token[r] * b.heads + head[r]) * b.size + i;
                 for (int half = 0; half < 2; half++) store(sums[r][half] / total[r], out + half * LANES);
@@ -107,6 +108,7 @@ template <typename T> void prefill(const Prompts<T>& b) {
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t i = 0; i < b.num_tasks; i++)
             for (int64_t kv = 0; kv < b.kv_heads; kv++) attend(b, b.tasks[i], kv, scratch);
+        done_multiplying<T>();
     }
 }
 template void prefill(const Prompts<float>&);
