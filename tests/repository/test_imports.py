@@ -64,7 +64,7 @@ def test_the_engine_imports_only_the_core_and_the_hub_extra():
         ("coursekit/", ("course", "hub", "teach")),
         ("notebooks/", ("course",)),
         ("tests/", ("course", "test", "hub", "scale", "serve", "serve-test")),
-        ("scripts/", ()),
+        ("scripts/", ("course",)),
     ],
 )
 def test_imports_are_declared(folder, extras):
