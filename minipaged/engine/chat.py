@@ -28,6 +28,10 @@ class Turn(NamedTuple):
     params: SamplingParams
 
 
+class ConversationFull(ValueError):
+    """With the next message the conversation would be longer than `max_model_len`."""
+
+
 class Chat:
     """One conversation with a model that has a chat template.
 
@@ -36,13 +40,23 @@ class Chat:
 
     Attributes:
         messages: the conversation so far, [{"role": "user", "content": "…"}, …].
+        system: the instructions that it begins with, if any.
     """
 
     def __init__(self, llm: LLM, system: str | None = None) -> None:
         self.llm = llm
-        self.messages = [] if system is None else [{"role": "system", "content": system}]
         self._tokenizer = llm.get_tokenizer()
+        self.start_anew(system)
+
+    def start_anew(self, system: str | None = None) -> None:
+        """Forget what was said. What of it is still in the prefix cache stays there."""
+        self.system = system
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
         self._text, self._token_ids = "", list[int]()  # sent and received so far; they belong together
+
+    def num_unread_tokens(self, text: str) -> int:
+        """Tokens that `text` would add to those sent and received so far. Raises as `send` does."""
+        return len(self._next_turn(text, None).token_ids) - len(self._token_ids)
 
     def send(self, text: str, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Say `text`, wait for the answer and add both to the conversation.
@@ -50,8 +64,8 @@ class Chat:
         The output's `num_cached_tokens` says how many tokens of its prompt were not computed again. Without
         sampling_params: greedy, up to 256 tokens.
 
-        Raises ValueError when the conversation has grown beyond `max_model_len`, TypeError for what is no
-        text; nothing has changed then.
+        Raises ConversationFull when the conversation has grown beyond `max_model_len`, ValueError when this
+        message alone does, TypeError for what is no text; nothing has changed then.
         """
         turn = self._next_turn(text, sampling_params)
         (output,) = self.llm.generate({"prompt_token_ids": turn.token_ids}, turn.params, use_tqdm=False)
@@ -92,9 +106,11 @@ class Chat:
         rendered = self._tokenizer.apply_chat_template(messages)
         token_ids = self._encode(rendered)
         if len(token_ids) >= self.llm.max_model_len:
-            raise ValueError(
+            way_out = "start a new one" if self._token_ids else "shorten it"
+            error = ConversationFull if self._token_ids else ValueError
+            raise error(
                 f"with this message the conversation has {len(token_ids)} tokens, "
-                f"max_model_len is {self.llm.max_model_len}: start a new one"
+                f"max_model_len is {self.llm.max_model_len}: {way_out}"
             )
         return Turn(messages, rendered, token_ids, params)
 
