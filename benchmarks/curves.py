@@ -100,7 +100,7 @@ def rows(result: dict[str, Any], curve: str) -> list[list[str]]:
     table = [[x_label, "minipaged, tokens/s", f"{theirs}, tokens/s", "ratio"]]
     for point in result[curve]:
         ours, other = (f"{statistics.median(point[side]):.0f}" for side in ("ours", "theirs"))
-        x = f"{point['x']:.0f}" if point["x"] >= 100 else f"{point['x']:.1f}"  # tokens, or a ratio
+        x = f"{point['x']:.0f}" if point["x"] >= 100 else f"{point['x']:.2g}"  # tokens, or a ratio
         table.append([x, ours, other, f"{point['ratio']:.2f} ×"])
     return table
 

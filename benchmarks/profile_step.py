@@ -176,7 +176,7 @@ def rows_of_table(result: dict[str, Any], count: str) -> list[list[str]]:
 
 
 def render(result: dict[str, Any] | None) -> str:
-    """The block of the page."""
+    """The part of the page on one machine."""
     if result is None:
         return "Not recorded yet: it takes a quiet machine."
     machine = result["machine"]
@@ -196,6 +196,12 @@ def render(result: dict[str, Any] | None) -> str:
             slower = turns[last]["one_by_one"] / turns[last]["seconds"]
             lines[-1] += f" With layers called one by one, as for the shares: {slower:.2f} × as long."
     return "\n".join(lines)
+
+
+def render_all() -> str:
+    """The block of the page: one part for each machine of which a profile is recorded."""
+    found = [records.read("profile", folder) for folder in records.recorded_folders()]
+    return "\n\n".join(map(render, filter(None, found))) or render(None)
 
 
 def write_page(block: str, page: Path = PAGE) -> None:
@@ -221,7 +227,7 @@ def main() -> int:
         print(f"\n{count} running\n{records.table(rows_of_table(result, count))}")
     path = records.write("profile", result, {}, record=args.record)
     if args.record:
-        write_page(render(records.read("profile")))
+        write_page(render_all())
     print(f"\nwritten to {path.relative_to(records.ROOT)}")
     return 0
 

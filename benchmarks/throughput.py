@@ -142,6 +142,7 @@ def main() -> int:
         found = take_samples(running, mixes, args.repeat)
     rates = rates.best_with(measure_rates(dtype, settings.threads))
     floors = {name: floor_of(mix, cost, rates) for name, mix in mixes.items()}
+    before = records.read("throughput", records.machine_folder())
     result = {
         "threads": settings.threads,
         "dtype": settings.dtype,
@@ -149,7 +150,7 @@ def main() -> int:
         "foreign_limit": settings.foreign_limit,
         "rates": asdict(rates),
         "floors": {name: asdict(floor) for name, floor in floors.items()},
-        "goals": goal_rows(found, floors),
+        "goals": goal_rows(found, floors, (before or {}).get("mixes")),
         "mixes": found,
     }
     for mix, engines_found in found.items():

@@ -71,9 +71,13 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16 products: AVX512-BF16, AMX or Arm's BF16."""
+    """Whether torch multiplies bfloat16 by this processor's own instructions: AVX512-BF16, AMX or Arm's BF16.
+
+    It does so through oneDNN, which torch for macOS is built without.
+    """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    has_instructions = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return has_instructions and torch.backends.mkldnn.is_available()
 
 
 def gpu_has_bfloat16(device: torch.device | int | None = None) -> bool:

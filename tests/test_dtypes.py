@@ -54,6 +54,32 @@ def test_doctor_and_engine_agree_on_the_processor(
     assert EngineArgs(dtype="bfloat16").find_dtype(CPU) is torch.bfloat16  # asked for: right, only slow
 
 
+AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has_onednn", "expected"),
+    [
+        ({"sse4_2": True, "avx2": False}, True, torch.float32),
+        ({"avx2": True, "fma3": True}, True, torch.float32),
+        (AVX512, True, torch.float32),
+        (AVX512 | {"avx512_bf16": True}, True, torch.bfloat16),
+        (AVX512 | {"amx_bf16": True}, True, torch.bfloat16),
+        ({"neon": True, "dot": True}, True, torch.float32),
+        ({"neon": True, "bf16": True}, True, torch.bfloat16),
+        ({"neon": True, "bf16": True}, False, torch.float32),
+    ],
+    ids=["old", "AVX2", "AVX-512", "AVX512-BF16", "AMX", "Arm", "Arm with BF16", "Apple's Arm, no oneDNN"],
+)
+@pytest.mark.filterwarnings("ignore:this CPU multiplies no bfloat16")
+def test_a_processor_computes_in_bfloat16_only_where_that_is_native(
+    capabilities: dict[str, bool], has_onednn: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
+    assert fast_dtype(CPU) is expected
+
+
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.backend == "cuda"])
 def test_lessons_engine_and_kernels_agree_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = TARGETS[name]

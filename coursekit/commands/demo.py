@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from minipaged.commands import CommandError
+    from minipaged.extras import how_to_install
     from minipaged.machine import require_memory
 
     try:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return demonstrate(args)
     except ImportError as error:
         raise CommandError(
-            f"the demo needs the course extra: pip install 'minipaged[course]' ({error})"
+            f"the demo needs the course's packages: {how_to_install('course')} ({error})"
         ) from error
     except (ValueError, MemoryError) as error:  # a model that cannot be loaded, a budget below one request
         raise CommandError(str(error)) from error

@@ -14,8 +14,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         exercise = exercises.find_exercise(args.number)
-        if not exercise.source.is_file():
-            raise FileNotFoundError(f"{exercise.source} is not here; the exercise is built from it")
+        if not (made_from := exercise.original or exercise.source).is_file():
+            raise FileNotFoundError(f"{made_from} is not here; the exercise is made from it")
     except FileNotFoundError as error:
         raise CommandError(str(error)) from None
     if exercises.is_as_handed_out(exercise):

@@ -1,4 +1,7 @@
-"""Show how far you are: checks every task in the folder `exercises` and says what comes next."""
+"""Show how far you are: checks every task of your exercises and says what comes next.
+
+Yours are those in work/, the copy that `make lab` opens, or those in exercises/ as long as there is no copy.
+"""
 
 import argparse
 from collections.abc import Iterator, Sequence

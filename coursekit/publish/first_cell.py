@@ -1,7 +1,6 @@
 # @title Run this first: at home it takes no time, on Colab it installs minipaged in a minute.
 # The code comes from the repository that this notebook was opened from, from no fixed address.
 REPO = ""  # "owner/name": only where this cell asks for it
-
 import importlib.util
 
 if importlib.util.find_spec("minipaged") is None:

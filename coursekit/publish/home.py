@@ -1,7 +1,8 @@
 """Where the project lives, the addresses made from that, and the first cell of every notebook.
 
 The address is written once, in pyproject.toml; `make home REPO=owner/name` changes it there and in every
-text that repeats it. This module imports the standard library only: on Colab it runs before the packages
+text that repeats it. As long as nobody has set one, what would lead there is left out: badges, and the site's
+buttons. This module imports the standard library only: on Colab it runs before the packages
 that minipaged needs are there.
 """
 
@@ -16,6 +17,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 BRANCH = "main"
+UNSET = "minipaged/minipaged"  # what pyproject.toml says until an address is set; nothing of ours is there
+BADGE = re.compile(r"\A([^\n]*)\n\n\[!\[Open in Colab\]\([^)\n]*\)\]\([^)\n]*\)")
 FIRST_CELL = Path(__file__).with_name("first_cell.py")
 PROJECT_FILE = Path(__file__).parents[2] / "pyproject.toml"
 # Its own dependencies compile llama.cpp; only the file in it is wanted.
@@ -46,13 +49,19 @@ def colab_url(path: str, repo: str | None = None) -> str:
     return f"https://colab.research.google.com/github/{repo or repository()}/blob/{BRANCH}/{quote(path)}"
 
 
-def badge(path: str) -> str:
-    """Markdown for the notebook stored at `path`: a picture from the repository that opens it in Colab.
+def with_badge(text: str, path: str, repo: str) -> str:
+    """The first cell of the notebook stored at `path`, with a badge under its title that opens it in Colab.
 
-    It always names the declared repository, so that stored notebooks are the same in every fork.
+    Without one where no address is set. Notebooks name the declared repository, never the one at work, and so
+    are the same in every fork.
     """
+    text = BADGE.sub(r"\1", text)
+    if repo == UNSET:
+        return text
     up = "../" * path.count("/")
-    return f"[![Open in Colab]({up}docs/images/open_in_colab.svg)]({colab_url(path, declared_repository())})"
+    title, newline, rest = text.partition("\n")
+    badge = f"[![Open in Colab]({up}docs/images/open_in_colab.svg)]({colab_url(path, repo)})"
+    return f"{title}\n\n{badge}{newline}{rest}"
 
 
 def finish_install() -> None:

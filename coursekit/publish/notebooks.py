@@ -13,7 +13,7 @@ import nbclient
 import nbformat
 from nbformat import NotebookNode
 
-from coursekit.publish.home import FIRST_CELL, badge
+from coursekit.publish.home import FIRST_CELL, declared_repository, with_badge
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 300
@@ -52,16 +52,16 @@ def parse(source: Path) -> NotebookNode:
 
 
 def with_home_cells(notebook: NotebookNode, path: str) -> NotebookNode:
-    """Add what every notebook opens with: a badge under its title, and the cell that installs on Colab.
+    """Add what every notebook opens with: the cell that installs on Colab, and a badge under its title.
 
+    The badge comes with the first address that is set (home.py).
     `path` is where the notebook is stored in the repository, as in "notebooks/02_kv_growth.ipynb". A notebook
     that does not begin with Markdown gets the cell only. Ids of the other cells stay as they are.
     """
     cells = notebook.cells
     has_title = bool(cells) and cells[0].cell_type == "markdown"
     if has_title:
-        title, newline, rest = cells[0].source.partition("\n")
-        cells[0].source = f"{title}\n\n{badge(path)}{newline}{rest}"
+        cells[0].source = with_badge(cells[0].source, path, declared_repository())
     home = nbformat.v4.new_code_cell(FIRST_CELL.read_text(encoding="utf-8").rstrip())
     home["id"] = f"{Path(path).stem}-home"[-64:]
     home.metadata.update(copy.deepcopy(FIRST_CELL_METADATA))

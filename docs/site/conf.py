@@ -61,11 +61,7 @@ html_show_sphinx = False
 mathjax_path = "es5/tex-chtml.js"
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu offers parts that are not here
 html_theme_options = {
-    "repository_url": repository,
-    "repository_branch": home.BRANCH,
-    "use_repository_button": True,
     "use_download_button": True,
-    "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     "navbar_persistent": [],  # the sidebar has the search already
     "footer_content_items": [],
     "collapse_navbar": True,  # the whole tree on every page makes the build three times as long
@@ -73,3 +69,10 @@ html_theme_options = {
     "pygments_light_style": "a11y-light",
     "pygments_dark_style": "a11y-dark",
 }
+if home.repository() != home.UNSET:  # else the buttons would lead nowhere
+    html_theme_options |= {
+        "repository_url": repository,
+        "repository_branch": home.BRANCH,
+        "use_repository_button": True,
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }

@@ -13,6 +13,7 @@ from minipaged.checkpoints import gguf_vocab, hf_folder
 from minipaged.checkpoints.gguf_file import GGUFFile
 from minipaged.config import ModelConfig
 from minipaged.dtypes import COMPUTE_DTYPES
+from minipaged.extras import how_to_install
 from minipaged.model.errors import ModelLoadError, naming
 from minipaged.model.llama import Device, LlamaModel
 from minipaged.model.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ def _download(hub_id: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelLoadError(
-            f"no folder {hub_id!r}; to fetch it from the Hugging Face hub: `pip install minipaged[hub]`"
+            f"no folder {hub_id!r}; to fetch it from the Hugging Face hub: {how_to_install('hub')}"
         ) from error
     with naming(hub_id):
         # Top-level files only: no pickle, and none of the copies in other formats some repositories keep.

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunk", type=_positive, default=32, metavar="N", help="write N results at once (default 32)"
     )
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, no bar")
-    cluster = parser.add_argument_group("many engines, through Ray (pip install 'minipaged[scale]')")
+    cluster = parser.add_argument_group("many engines, through Ray (make scale)")
     cluster.add_argument(
         "--workers", type=_positive, metavar="N", help="engines, each with a whole model; a GPU or core each"
     )

@@ -8,6 +8,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
+from minipaged.extras import how_to_install
 from minipaged.machine import MIB, SERVING_MEMORY, Machine, inspect
 
 GIB = 2**30
@@ -66,7 +67,7 @@ def triton_ability(machine: Machine) -> Ability:
         system = machine.system.split()[0]
         if system == "Darwin":
             return Ability(name, False, "Triton does not exist for macOS", "the torch backend serves instead")
-        way_out = "pip install -c constraints.txt -e '.[windows-gpu]'" if system == "Windows" else SETUP
+        way_out = how_to_install("windows-gpu") if system == "Windows" else SETUP
         return Ability(name, False, "Triton is missing; the torch backend serves instead", way_out)
     if machine.gpu:
         major, minor = machine.gpu.capability

@@ -25,6 +25,7 @@ from minipaged.commands.serving import (
     require_model_memory,
 )
 from minipaged.engine.args import EngineArgs
+from minipaged.extras import how_to_install
 from minipaged.serve import ServeSettings
 
 NAMES = {"host": None, "port": "N", "api_key": "KEY", "served_model_name": "NAME", "allowed_hosts": "NAME"}
@@ -41,12 +42,18 @@ SCHEDULING = {"max_num_seqs": "N", "preemption": None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    key = os.environ.get("MINIPAGED_API_KEY")
-    add_options(parser.add_argument_group("addresses"), ServeSettings, NAMES, api_key=key)
+    add_options(parser.add_argument_group("addresses"), ServeSettings, NAMES)
     add_options(parser.add_argument_group("limits"), ServeSettings, LIMITS)
     add_engine_arguments(parser)
     add_options(parser.add_argument_group("scheduling"), EngineArgs, SCHEDULING)
     parser.add_argument("--record", type=Path, metavar="FILE", help="write every step to this file")
+
+
+def settings_from(args: argparse.Namespace) -> ServeSettings:
+    """The settings asked for; a key may come from the environment, where no list of processes shows it."""
+    given = {field.name for field in fields(ServeSettings)} & vars(args).keys()
+    asked = {name: getattr(args, name) for name in given}
+    return ServeSettings(**asked | {"api_key": args.api_key or os.environ.get("MINIPAGED_API_KEY")})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,13 +64,12 @@ def run(args: argparse.Namespace) -> int:
         from minipaged.serve.snapshot import recording
     except ImportError as error:
         raise CommandError(
-            f"serving needs the serve extra: pip install 'minipaged[serve]' ({error})"
+            f"serving needs more packages: {how_to_install('serve')} ({error})"
         ) from error
     from minipaged.engine.llm import LLM
 
-    given = {field.name for field in fields(ServeSettings)} & vars(args).keys()
-    settings = ServeSettings(**{name: getattr(args, name) for name in given})
-    if args.host not in ("127.0.0.1", "localhost", "::1") and args.api_key is None:
+    settings = settings_from(args)
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
         print("who reaches this machine may use the server: --api-key asks for a key", file=sys.stderr)
     with refusals():
         scheduling = {name: getattr(args, name) for name in SCHEDULING}

@@ -19,6 +19,7 @@ from typing import Any
 
 from minipaged import threads
 from minipaged.engine.args import EngineArgs
+from minipaged.extras import how_to_install
 from minipaged.jobs.batch import JobError
 from minipaged.jobs.lines import Task
 
@@ -54,7 +55,7 @@ def ray_cluster(num_workers: int, *, device: str = "auto", address: str | None =
     try:
         import ray
     except ImportError as error:
-        raise ImportError(f"many workers need Ray: pip install 'minipaged[scale]' ({error})") from error
+        raise ImportError(f"many workers need Ray: {how_to_install('scale')} ({error})") from error
 
     if "OMP_NUM_THREADS" in threads.SET_HERE:  # workers inherit it, and Ray gives each of them fewer
         os.environ.pop("OMP_NUM_THREADS", None)

@@ -48,7 +48,7 @@ from coursekit.widgets import Stepper
 # $$\text{out} = \sum_i w_i v_i, \qquad w = \text{softmax}\left(\frac{q \cdot k_i}{\sqrt{d}}\right)$$
 
 # %%
-def attention(query, keys, values):
+def attention_of(query, keys, values):
     """One query [d] against keys and values [n, d]: a weighted average of the values, [d]."""
     scores = keys @ query / len(query) ** 0.5  # [n]: how well each key answers the query
     weights = scores.softmax(dim=0)  # [n]: positive, sum 1
@@ -59,7 +59,7 @@ D = 8  # numbers in a vector
 generator = torch.Generator().manual_seed(1)
 W_query, W_key, W_value = torch.randn(3, D, D, generator=generator) / D**0.5
 vectors = torch.randn(6, D, generator=generator)  # a text of six tokens
-print(attention(vectors[-1] @ W_query, vectors @ W_key, vectors @ W_value))
+print(attention_of(vectors[-1] @ W_query, vectors @ W_key, vectors @ W_value))
 
 # %% [markdown]
 # That is what comes out for the last token. Now look at what went in: of the last token its query, key and value; of the
@@ -71,9 +71,9 @@ keys = values = torch.empty(0, D)  # the cache
 for n, vector in enumerate(vectors, start=1):
     keys = torch.cat([keys, (vector @ W_key)[None]])  # one new row
     values = torch.cat([values, (vector @ W_value)[None]])
-    kept = attention(vector @ W_query, keys, values)
+    kept = attention_of(vector @ W_query, keys, values)
     text = vectors[:n]
-    again = attention(text[-1] @ W_query, text @ W_key, text @ W_value)
+    again = attention_of(text[-1] @ W_query, text @ W_key, text @ W_value)
     assert torch.allclose(kept, again, atol=1e-6)
     print(f"{n} tokens: cache {list(keys.shape)}, rows multiplied by W_key: 1 instead of {n}")
 

@@ -334,7 +334,7 @@ table(["largest difference to", "of the output"], [(k, f"{v:.1e}") for k, v in e
 
 # %%
 COMPILE = """
-import json
+import json, sys
 from dataclasses import replace
 from coursekit.aot.cases import kernel_cases
 from coursekit.aot.compile import compile_launch
@@ -348,7 +348,7 @@ for stride in (128, 136):
     listing = Listing.parse(compile_launch(moved, target).asm["ptx"])
     loads = [i.load_bytes for i in listing.within(listing.hot_loop) if i.load_bytes]
     found[stride] = {size: loads.count(size) for size in set(loads) - {4}}  # 4: the block table
-print(json.dumps(found))
+json.dump(found, sys.stdout)
 """
 environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
 done = subprocess.run(

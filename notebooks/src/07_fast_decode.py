@@ -18,7 +18,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: kernels run on the CPU
 if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This lesson runs on Linux and Windows, where Triton exists: read along here.")
+    raise SystemExit("This lesson needs Triton (Linux, Windows): read the stored outputs here.")
 import json
 import subprocess
 import sys
@@ -641,28 +641,23 @@ assert found["second of two, in order"].tolist() == [True] * 6 + [False] * 3
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>1. A model has as many KV heads as query heads. What is the intensity of decode in 16 bits, and what does packing heads gain?</summary>
-#
-# One operation a byte, and nothing: a group is a single head, so each key is read once anyway.
-# </details>
-#
-# <details><summary>2. Keys and values are stored in int8. What happens to the bound?</summary>
+# <details><summary>1. Keys and values are stored in int8. What happens to the bound?</summary>
 #
 # Nearly half the bytes, so nearly half the time. The intensity nearly doubles and is still far below any card's.
 # </details>
 #
-# <details><summary>3. A batch of two hundred conversations, all equally short. How much does splitting help?</summary>
+# <details><summary>2. A batch of two hundred conversations, all equally short. How much does splitting help?</summary>
 #
 # Not at all: there are far more programs than multiprocessors already, and `keys_per_part` leaves short ones whole.
 # </details>
 #
-# <details><summary>4. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
+# <details><summary>3. Why not use a very large negative number instead of minus infinity, and save the special case?</summary>
 #
 # Then a row that sees nothing has that number as its maximum, every masked key gets the weight $e^0 = 1$, and the row
 # becomes the average of values it must not see. And a real score may be lower than the number that seemed large enough.
 # </details>
 #
-# <details><summary>5. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
+# <details><summary>4. A kernel reaches 85 % of the card's copy bandwidth. Is a cleverer product of query and key worth writing?</summary>
 #
 # No. It waits for memory, and faster arithmetic only waits longer. Reading fewer bytes would help, or keeping more of
 # them on their way.

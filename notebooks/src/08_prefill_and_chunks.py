@@ -18,7 +18,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This lesson runs on Linux and Windows, where Triton exists: read along here.")
+    raise SystemExit("This lesson needs Triton (Linux, Windows): read the stored outputs here.")
 
 import math
 

@@ -67,7 +67,7 @@ for tensor in storage.tensors:
 rows = torch.randn(10, 2, 8, generator=torch.Generator().manual_seed(9)).to(device)
 
 
-def write(one, position, row):
+def store(one, position, row):
     """Store a key, and a value that differs from it, as those of the token at `position`."""
     slot = torch.from_numpy(one.slots(position, position + 1)).to(device)
     storage.layer(0).write(slot, row[None], -row[None])
@@ -77,7 +77,7 @@ pool = BlockPool(16, enable_prefix_caching=False)
 parent = BlockTable(pool, BLOCK_SIZE)
 parent.append(PROMPT)
 for position in range(PROMPT):
-    write(parent, position, rows[position])
+    store(parent, position, rows[position])
 print("parent:", parent.blocks, "  free:", pool.num_free)
 
 # %%
@@ -119,7 +119,7 @@ assert [pool.ref_count(block) for block in (0, 1, 2)] == [2, 1, 1]
 
 # %%
 storage.copy_blocks(copies)
-write(child, 6, rows[6])
+store(child, 6, rows[6])
 
 
 def changed_bytes(old, new):
@@ -156,7 +156,7 @@ def put(one, memory, word):
     memory[block][offset:] = [word]
 
 
-def read(one, memory):
+def words_of(one, memory):
     """The words of a sequence, through its table."""
     return " ".join(
         memory[slot // BLOCK_SIZE][slot % BLOCK_SIZE]
@@ -209,7 +209,9 @@ print("copies:", copies, "  parent:", parent.blocks)
 memory[parent.blocks[1]][2:] = ["calm"]
 note("after the parent's append")
 assert copies == [] and parent.blocks == [0, 1]
-assert read(child, memory).endswith("and so deep") and read(parent, memory).endswith("so calm")
+assert words_of(child, memory).endswith("and so deep") and words_of(parent, memory).endswith(
+    "so calm"
+)
 
 # %% [markdown]
 # No. The child has moved to a block of its own, so the parent is alone with the old one and writes into it. And four
@@ -505,7 +507,7 @@ for step in range(1000):
         put(one, memory, str(step))
         words.append(str(step))
     pool.check_invariants([one for one, _ in living])
-    assert all(read(one, memory).split() == words for one, words in living)
+    assert all(words_of(one, memory).split() == words for one, words in living)
 assert num_copies > 50
 print(num_copies, "copies in 1000 steps; every sequence read its own words after each of them")
 
@@ -524,7 +526,7 @@ with engine_with_a_fault():
     put(child, memory, "deep")
     put(parent, memory, "calm")
     pool.check_invariants([parent, child])  # nothing to complain about
-texts = {"deep": read(child, memory), "calm": read(parent, memory)}
+texts = {"deep": words_of(child, memory), "calm": words_of(parent, memory)}
 for word, text in texts.items():
     print(f"wrote {word}, reads: {text}")
 wrong_astray = {
@@ -557,8 +559,8 @@ def stop(one, pool):
 pool, memory, parent = begin(WORDS)
 child = parent.fork()
 stop(child, pool)
-print("the other sample reads:", read(parent, memory))
-assert read(parent, memory) == " ".join(WORDS)
+print("the other sample reads:", words_of(parent, memory))
+assert words_of(parent, memory) == " ".join(WORDS)
 
 # %% [markdown]
 # **What is wrong? Decide before you go on.** Then guess: a newcomer of twelve words arrives, and three of the four
@@ -571,9 +573,9 @@ my_own_words = None  # your guess
 newcomer = BlockTable(pool, BLOCK_SIZE)
 for number_of_word in range(12):
     put(newcomer, memory, f"x{number_of_word}")
-own = sum(a == b for a, b in zip(read(parent, memory).split(), WORDS, strict=True))
+own = sum(a == b for a, b in zip(words_of(parent, memory).split(), WORDS, strict=True))
 print("the parent lists", parent.blocks, "and the newcomer", newcomer.blocks)
-print("the parent reads:", read(parent, memory))
+print("the parent reads:", words_of(parent, memory))
 wrong_own = {6: "the pool should have only two blocks to give; it thought that it had four"}
 compare(my_own_words, own, "of six words", wrong_own)
 assert own < 6 and set(parent.blocks) & set(newcomer.blocks)
@@ -600,8 +602,8 @@ child = parent.fork()
 child.free()
 child.free()
 pool.check_invariants([parent, child])
-print("a table freed twice: the parent reads", read(parent, memory), " free:", pool.num_free)
-assert read(parent, memory) == " ".join(WORDS) and pool.num_free == 2
+print("a table freed twice: the parent reads", words_of(parent, memory), " free:", pool.num_free)
+assert words_of(parent, memory) == " ".join(WORDS) and pool.num_free == 2
 
 # %% [markdown]
 # ## Check yourself

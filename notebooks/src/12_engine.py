@@ -130,14 +130,17 @@ for (name, policy), (engine, requests) in served.items():
     rows.append((f"{name}, {policy}", running[name, policy], engine.stats.num_steps, ttft))
 table(["", "at once", "steps for all", "steps to the first token, mean"], rows)
 
-guesses = {"conversations": my_conversations, "instructions": my_instructions}
-for name, guess in guesses.items():
-    naive = round(SLOTS / TRAFFIC[name].sum(axis=1).mean())
-    wrong = {
-        naive: "that is slots over the mean length; but long requests run longer, so those that "
-        "run at a moment are longer than the mean, and hold only a part of what they will"
-    }
-    compare(guess, round(running[name, "blocks"]), f"{name} at once", wrong)
+naive = (
+    "that is slots over the mean length; but long requests run longer, and hold a part of it only"
+)
+wrong = {
+    name: {round(SLOTS / lengths.sum(axis=1).mean()): naive} for name, lengths in TRAFFIC.items()
+}
+found = {name: round(running[name, "blocks"]) for name in TRAFFIC}
+unit = "conversations at once"
+compare(my_conversations, found["conversations"], unit, wrong["conversations"])
+compare(my_instructions, found["instructions"], "instructions at once", wrong["instructions"])
+for name in TRAFFIC:
     (strips, _), (blocks, _) = served[name, "strips"], served[name, "blocks"]
     assert running[name, "strips"] == STRIPS == max(record.running for record in strips.trace)
     assert strips.stats.num_steps > 3 * blocks.stats.num_steps

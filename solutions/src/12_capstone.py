@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Exercise: an engine of your own
 #
-# The lesson is [12 · The engine, whole](../../notebooks/12_engine.ipynb). This is the last exercise, and most of it is written already, by you: the block table
+# The lesson is [12 · The whole engine](../../notebooks/12_engine.ipynb). This is the last exercise, and most of it is written already, by you: the block table
 # of exercise 04, the kernel of 07, the hashes and the prefix cache of 10, the scheduler of 11. What is missing is the step that joins them. When it is there,
 # SmolLM2 answers from memory that is yours.
 #

@@ -115,7 +115,7 @@ def curves_result() -> dict[str, Any]:
 def test_a_curve_divides_our_rate_by_theirs_at_each_point():
     result = curves_result()
     assert [point["ratio"] for point in result["static"]] == [4.0, 4.0]
-    assert curves.rows(result, "static")[1] == ["1", "4", "1", "4.00 ×"]
+    assert curves.rows(result, "static")[1] == ["1.0", "4", "1", "4.00 ×"]
 
 
 @pytest.fixture
@@ -174,14 +174,17 @@ def test_pictures_carry_what_was_measured(draw: Any, result: Any, gids: set[str]
     assert gids <= drawn
 
 
-def test_readme_shows_the_recorded_figures_and_nothing_else():
-    assert readme.replace_block(readme.README.read_text(), readme.render()) == readme.README.read_text()
+def test_every_page_shows_the_recorded_figures_and_nothing_else():
+    pages = readme.pages()
+    assert {path: path.read_text() for path in pages} == pages
+    assert len(pages) == 1 + len(records.recorded_folders())
 
 
 def test_recorded_figures_are_from_a_quiet_machine():
-    for name in readme.SECTIONS:
-        result = records.read(name)
-        assert result is None or result["foreign_limit"] <= 0.1
+    for folder in records.recorded_folders():
+        for name in readme.SECTIONS:
+            result = records.read(name, folder)
+            assert result is None or result["foreign_limit"] <= 0.1
 
 
 def test_every_recorded_result_becomes_a_section(tmp_path: Path):

@@ -4,23 +4,24 @@ import pytest
 import torch
 
 from benchmarks import profile_step, records
-from benchmarks.profile_step import BEGIN, END, PARTS, ROWS, VARIANTS, measure, render, write_page
+from benchmarks.profile_step import BEGIN, END, PARTS, ROWS, VARIANTS, measure, render_all, write_page
 from minipaged.attention.torch_backend import TorchBackend
 from minipaged.config import CacheConfig, EngineConfig
 from minipaged.engine.engine import Engine
 from minipaged.model.tiny import random_llama
 
 
-def test_the_page_is_what_the_recorded_file_renders_to():
+def test_the_page_is_what_the_recorded_files_render_to():
     text = profile_step.PAGE.read_text()
     assert text.count(BEGIN) == text.count(END) == 1
-    assert text.partition(BEGIN)[2].partition(END)[0].strip() == render(records.read("profile"))
+    assert text.partition(BEGIN)[2].partition(END)[0].strip() == render_all()
 
 
-def test_what_is_recorded_is_whole_and_from_a_quiet_machine():
-    recorded = records.read("profile")
+@pytest.mark.parametrize("folder", records.recorded_folders(), ids=lambda folder: folder.name)
+def test_what_is_recorded_is_whole_and_from_a_quiet_machine(folder):
+    recorded = records.read("profile", folder)
     if recorded is None:
-        pytest.skip("no profile is recorded")
+        pytest.skip("no profile of this machine is recorded")
     assert list(recorded["rows"]) == [str(count) for count in ROWS]
     for turns in recorded["rows"].values():
         assert list(turns) == list(VARIANTS)

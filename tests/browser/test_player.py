@@ -24,7 +24,8 @@ DRAWN = "views.has('blocks') && !dirty"
 def run():
     """Two requests of three samples each in a pool too small for all: forks, copies and a preemption."""
     llm = LLM(MODEL, device="cpu", num_blocks=16, block_size=4, watermark=0.0)
-    params = SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=14, ignore_eos=True)
+    random = {"n": 3, "temperature": 1.0, "max_tokens": 14, "ignore_eos": True}
+    params = [SamplingParams(seed=seed, **random) for seed in (1, 2)]
     prompts = [{"prompt_token_ids": list(range(start, start + 6))} for start in (10, 40)]
     with record(llm) as recording:
         llm.generate(prompts, params, use_tqdm=False)

@@ -106,7 +106,7 @@ def test_hub_failure_is_one_error_that_names_the_model(monkeypatch: pytest.Monke
 
 def test_hub_id_without_the_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelLoadError, match=r"pip install minipaged\[hub\]"):
+    with pytest.raises(ModelLoadError, match=r'pip install -c constraints\.txt -e "\.\[hub\]"'):
         load_model("org/tiny-llama")
 
 

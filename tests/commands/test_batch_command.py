@@ -95,7 +95,7 @@ def test_a_missing_file_and_no_ray_are_said(run, tmp_path, capsys, monkeypatch):
     write(tmp_path / "in", prompts(1))
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run("--workers", "2") == 1
-    assert "pip install 'minipaged[scale]'" in capsys.readouterr().err
+    assert "make scale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--workers", "0"], ["--chunk", "-1"], ["--workers", "two"]])

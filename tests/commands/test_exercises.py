@@ -8,6 +8,7 @@ import pytest
 from checkout import ROOT
 
 from coursekit.publish.notebooks import run_and_write
+from coursekit.working_copy import bring_up_to_date
 from minipaged import cli
 
 NAME = "04_block_table"
@@ -131,6 +132,34 @@ def test_a_reset_that_fails_leaves_the_learners_file(course, monkeypatch):
         cli.main(["exercises", "reset", "04"])
     assert (course / EXERCISE).read_bytes() == mine
     assert run_and_write is not fail
+
+
+@pytest.mark.parametrize("place", [".", "work", "work/exercises/.."])
+def test_in_a_working_copy_the_learners_answers_count_and_the_courses_file_stays(
+    course, capsys, monkeypatch, place
+):
+    original = (course / EXERCISE).read_bytes()
+    bring_up_to_date(course, update=False)
+    solve(course / "work" / EXERCISE)
+    monkeypatch.chdir(course / place)
+    assert cli.main(["exercises", "check", "04"]) == 0
+    assert cli.main(["exercises", "reset", "04"]) == 0
+    assert "04_block_table.backup-1.ipynb" in capsys.readouterr().out
+    assert (course / "work" / EXERCISE).read_bytes() == original == (course / EXERCISE).read_bytes()
+    solved = course / "work" / EXERCISE.replace(".ipynb", ".backup-1.ipynb")
+    assert solved.read_bytes() == (ROOT / SOLUTION).read_bytes()
+    assert cli.main(["exercises", "reset", "04"]) == 1
+    assert "nothing to reset" in capsys.readouterr().err
+    assert cli.main(["exercises", "status"]) == 0
+    assert "0 of 2 tasks passed" in capsys.readouterr().out
+
+
+def test_a_reset_in_a_working_copy_needs_no_solutions(course):
+    bring_up_to_date(course, update=False)
+    shutil.rmtree(course / "solutions")
+    solve(course / "work" / EXERCISE)
+    assert cli.main(["exercises", "reset", "04"]) == 0
+    assert (course / "work" / EXERCISE).read_bytes() == (course / EXERCISE).read_bytes()
 
 
 def test_grade_writes_a_table_and_reports_and_ends_with_0(course, capsys):

@@ -32,7 +32,10 @@ def test_every_limit_that_is_documented_can_be_set():
         parse("--max-requests", "many")
 
 
-def test_the_key_may_come_from_the_environment(monkeypatch):
+def test_the_key_may_come_from_the_environment_and_no_help_shows_it(monkeypatch, capsys):
     monkeypatch.setenv("MINIPAGED_API_KEY", "secret")
-    assert parse().api_key == "secret"
-    assert parse("--api-key", "other").api_key == "other"
+    assert serve.settings_from(parse()).api_key == "secret"
+    assert serve.settings_from(parse("--api-key", "other")).api_key == "other"
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "secret" not in capsys.readouterr().out

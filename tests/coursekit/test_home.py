@@ -168,11 +168,23 @@ def test_an_installed_package_remembers_its_address(monkeypatch, tmp_path):
     assert home.declared_repository() == "some-one/else"
 
 
-def test_a_badge_names_the_declared_repository_also_inside_actions(monkeypatch):
+PLACE = "exercises/03_x/03_x.ipynb"
+
+
+def test_a_badge_stands_under_the_title_and_names_the_declared_repository_also_inside_actions(monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "some-one/a-fork")
-    text = home.badge("exercises/03_x/03_x.ipynb")
-    assert "(../../docs/images/open_in_colab.svg)" in text
-    assert f"/github/{home.declared_repository()}/blob/main/exercises/03_x/03_x.ipynb)" in text
+    title, empty, badge, *rest = home.with_badge("# Title\n\nText", PLACE, "a/course").split("\n")
+    assert (title, empty, rest) == ("# Title", "", ["", "Text"])
+    assert "(../../docs/images/open_in_colab.svg)" in badge
+    assert badge.endswith(f"/github/a/course/blob/main/{PLACE})")
+
+
+@pytest.mark.parametrize("text", ["# Title", "# Title\n", "# Title\n\nText\n\n[a](b)"])
+def test_a_badge_is_moved_not_added_twice_and_goes_where_no_address_is_set(text):
+    with_one = home.with_badge(text, PLACE, "a/course")
+    assert home.with_badge(with_one, PLACE, "a/course") == with_one
+    assert home.with_badge(with_one, PLACE, "b/other") == home.with_badge(text, PLACE, "b/other")
+    assert home.with_badge(with_one, PLACE, home.UNSET) == text == home.with_badge(text, PLACE, home.UNSET)
 
 
 def test_the_model_is_the_one_that_setup_installs():

@@ -59,7 +59,8 @@ def test_a_cell_that_is_missing_or_whose_english_has_changed_is_english_and_name
     assert translate.main(["--check"]) == 1
 
 
-def test_links_lead_to_the_same_places_and_to_translated_lessons_first(lesson):
+def test_links_lead_to_the_same_places_and_to_translated_lessons_first(lesson, monkeypatch):
+    monkeypatch.setattr("coursekit.publish.notebooks.declared_repository", lambda: "some-one/course")
     write(lesson, (TITLE, TITLE), ("## Why", "[a](#b) [c](https://d.org/e)"))
     assert translate.main([]) == 0
     cells = stored()

@@ -13,8 +13,9 @@ from minipaged.checkpoints.loading import LoadedModel
 from minipaged.cpu.accelerate import accelerate
 from minipaged.cpu.backend import CpuBackend
 from minipaged.cpu.kernels import CpuKernels
-from minipaged.cpu.modules import CpuLlama
-from minipaged.model.llama import LlamaModel
+from minipaged.cpu.modules import CompiledLinear, CpuLlama
+from minipaged.cpu.packing import PackedLinear, packed_products_run
+from minipaged.model.llama import Linear, LlamaModel
 from minipaged.model.tiny import random_llama
 from tests.cpu.test_compiled import WIDE
 
@@ -39,6 +40,21 @@ def test_a_model_and_plain_torch_become_the_compiled_pair() -> None:
     assert isinstance(fast.model, CpuLlama) and isinstance(backend, CpuBackend)
     again, same = accelerate(fast, backend)
     assert again.model is fast.model and same is backend
+
+
+@needs_compiler
+@pytest.mark.skipif(
+    not packed_products_run(torch.float32), reason="torch has no packed products on this machine"
+)
+def test_where_our_products_are_not_faster_those_of_torch_serve_from_packed_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuKernels, "multiplies_fast", lambda self, dtype: False)
+    fast = accelerate(loaded(), TorchBackend())[0].model
+    modules = list(fast.modules())
+    assert isinstance(fast, CpuLlama)  # norms and rotations are compiled all the same
+    assert sum(isinstance(module, PackedLinear) for module in modules) == 4 * WIDE.num_layers + 1
+    assert not any(isinstance(module, Linear | CompiledLinear) for module in modules)
 
 
 @needs_compiler

@@ -161,10 +161,10 @@ def test_each_answer_has_one_test_that_checks_what_it_defines(source):
 def test_the_first_cells_name_the_exercise_and_its_lesson(source):
     notebook = exercise_build.handed_out_notebook(source)
     first = notebook.cells[0].source
-    number, address = source.name[:2], home.declared_repository()
+    number, place = source.name[:2], f"exercises/{source.stem}/{source.stem}.ipynb"
     assert first.startswith(f"# {number} · Exercise: ")
     assert re.search(rf"\]\(\.\./\.\./notebooks/{number}_\w+\.ipynb\)", first)
-    assert f"/github/{address}/blob/{home.BRANCH}/exercises/{source.stem}/{source.stem}.ipynb" in first
+    assert first == home.with_badge(first, place, home.declared_repository())
     assert code_cells(notebook)[0].source == home.FIRST_CELL.read_text().rstrip()
 
 

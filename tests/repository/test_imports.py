@@ -63,8 +63,8 @@ def test_the_engine_imports_only_the_core_and_the_hub_extra():
         ("minipaged/", ("hub", "scale", "serve")),
         ("coursekit/", ("course", "hub", "teach")),
         ("notebooks/", ("course",)),
-        ("tests/", ("course", "test", "hub", "scale", "serve", "serve-test")),
-        ("scripts/", ()),
+        ("tests/", ("course", "test", "teach", "hub", "scale", "serve", "serve-test")),
+        ("scripts/", ("course",)),
     ],
 )
 def test_imports_are_declared(folder, extras):

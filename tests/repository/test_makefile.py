@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 from checkout import ROOT, tracked_files
@@ -45,7 +46,7 @@ def test_commands_in_the_documents_exist():
     "target",
     [
         *("check", "demo", "test", "lint", "types", "lab", "kernels", "fuzz", "doctor", "build", "site"),
-        *("long", "served"),
+        *("long", "served", "scale", "teach"),
     ],
 )
 def test_every_command_sets_up_first(target):
@@ -55,6 +56,29 @@ def test_every_command_sets_up_first(target):
     rest = done.stdout[first:]
     assert ".venv/bin/" in rest
     assert ".venv/bin/" not in done.stdout[:first]
+
+
+def extras(target: str) -> set[str]:
+    """What a command adds to the engine and the course."""
+    planned = make("--dry-run", target).stdout
+    return {name for names in re.findall(r"setup_env\.py --extra (.*)", planned) for name in names.split()}
+
+
+def test_a_command_installs_what_it_needs_and_no_more():
+    for target in ("setup", "doctor", "demo", "lab", "kernels", "build", "slides", "pictures"):
+        assert extras(target) == set(), target
+    for target in ("test", "unit", "notebooks", "check", "long", "fuzz", "bench"):
+        assert extras(target) == {"test"}, target
+    assert extras("lint") == extras("types") == {"lint"}
+    assert extras("browser") == {"test", "browser"}
+    for target in ("serve", "scale", "teach"):
+        assert extras(target) == {target}
+    assert extras("site") == {"site", "serve"}
+
+
+def test_only_a_teacher_gets_nbgrader_and_its_menu():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [name for name, rows in project.items() if "nbgrader" in " ".join(rows)] == ["teach"]
 
 
 def test_test_runs_unit_tests_and_notebooks_each_file_in_one_process():
@@ -67,7 +91,7 @@ def test_test_runs_unit_tests_and_notebooks_each_file_in_one_process():
 
 def test_check_runs_what_test_runs_and_what_it_leaves_out():
     planned = make("--dry-run", "check").stdout
-    assert make("--dry-run", "test").stdout.splitlines() == planned.splitlines()[:-1]
+    assert make("--dry-run", "test").stdout.splitlines() == planned.splitlines()[:-2]
     left_out, run_later = re.findall('-m "([^"]+)"', planned)
     assert left_out == "not slow and not extra and not browser and not serve"
     assert run_later == "(slow or fuzz or extra) and not browser and not serve"

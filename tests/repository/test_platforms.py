@@ -73,5 +73,5 @@ def test_lessons_about_triton_end_with_one_line_instead_of_a_traceback(system):
         cell = (ROOT / "notebooks" / "src" / f"{name}.py").read_text().split("# %%")[2]
         done = pretend(system, cell, before="sys")
         assert done.stderr == (
-            "This lesson runs on Linux and Windows, where Triton exists: read along here.\n"
+            "This lesson needs Triton (Linux, Windows): read the stored outputs here.\n"
         )

@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import minipaged
+from minipaged.extras import COMMANDS, how_to_install
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LARGEST_FILE = 3_000_000
@@ -57,7 +58,7 @@ def test_torch_and_triton_are_pinned_as_the_pair_that_belongs_together():
 
 
 def test_what_the_requirements_bring_with_them_is_pinned_too():
-    extras = ("course", "test", "hub", "site", "browser", "scale", "serve", "serve-test")
+    extras = PROJECT["optional-dependencies"].keys() - {"windows-gpu"}
     unpinned, todo, seen = set(), asked_for(*extras), set()
     while todo:
         requirement = todo.pop()
@@ -102,7 +103,7 @@ def test_conda_environment_agrees_with_the_project():
     conda_part = [part for part in environment["dependencies"] if isinstance(part, str)]
     assert conda_part == ["python=3.11", "pip"]
     options = [row for row in pip_part if row.startswith("-")]
-    assert options == ["--constraint constraints.txt", "--editable .[course,test]"]
+    assert options == ["--constraint constraints.txt", "--editable .[course]"]
     listed = sorted(str(Requirement(row)) for row in pip_part if not row.startswith("-"))
     assert listed == sorted(map(str, asked_for("course")))
 
@@ -147,6 +148,31 @@ def test_no_tracked_file_names_a_machine():
             continue  # a picture or an archive
         found += [f"{file.relative_to(ROOT)}: {match[0]}" for match in MACHINE_PATHS.finditer(text)]
     assert found == []
+
+
+def test_nobody_is_sent_to_a_package_index_for_minipaged():
+    """The name is not ours there: whoever registers it would run code on the machines of those who obey."""
+    wanted = re.compile(r"""(?:pip|uv|pipx)3?(?: add| tool)? install[^`\n]*?[ '"]minipaged(?![\w/.-])""")
+    found = []
+    for file in tracked_files():
+        if file.suffix in {".py", ".md", ".ipynb", ".yml", ".toml", ".txt"} or file.name == "Makefile":
+            text = file.read_text(encoding="utf-8")
+            found += [f"{file.relative_to(ROOT)}: {match[0]}" for match in wanted.finditer(text)]
+    assert found == []
+    for name in ("'minipaged[hub]'", "minipaged"):
+        assert wanted.search(f"pip install -U {name}")
+
+
+def test_messages_name_extras_and_commands_that_exist():
+    extras = PROJECT["optional-dependencies"]
+    makefile = (ROOT / "Makefile").read_text()
+    for extra, command in COMMANDS.items():
+        assert extra in extras and f"\n{command.removeprefix('make ')}: " in makefile
+    assert how_to_install("scale") == "run `make scale` in the repository's folder"
+    assert '-c constraints.txt -e ".[hub]"' in how_to_install("hub")
+    used = re.compile(r"how_to_install\(['\"]([\w-]+)['\"]\)")
+    sources = [file for file in tracked_files() if file.suffix == ".py"]
+    assert {name for file in sources for name in used.findall(file.read_text())} <= set(extras)
 
 
 def test_tracked_files_are_small():

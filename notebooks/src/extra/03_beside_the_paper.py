@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Beside the paper: why are our strips fuller?
 #
-# A study to [lesson 03](../03_contiguous_waste.ipynb), for readers who have the PagedAttention paper at hand. Three rules of
+# A study to [lesson 03](../03_contiguous_waste.ipynb) on [reservation](../../docs/glossary.md#reservation), for readers who have the PagedAttention paper at hand. Three rules of
 # reserving memory in advance are measured there and here, for the same kind of requests and in the same amount of memory. The
 # order is the same, and the maximum rule comes close. The two others hold more tokens here than in the paper. Why?
 #

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This study runs on Linux and Windows, where Triton exists: read along here.")
+    raise SystemExit("This study needs Triton (Linux, Windows): read the stored outputs here.")
 
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
