@@ -26,7 +26,7 @@ def is_handed_out(name: str) -> bool:
     return name in KEPT or not name.startswith(LEFT_OUT)
 
 
-def write(course: Path, folder: Path) -> str:
+def write_handout(course: Path, folder: Path) -> str:
     """Replace `folder` by the handout of the commit that is checked out in `course`; returns its short name.
 
     RuntimeError where `course` is no git checkout.
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out") / "handout", help="default: out/handout")
     out = parser.parse_args(arguments).out
     try:
-        version = write(Path.cwd(), out)
+        version = write_handout(Path.cwd(), out)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

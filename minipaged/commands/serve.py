@@ -63,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
         from minipaged.serve.guards import make_server
         from minipaged.serve.snapshot import recording
     except ImportError as error:
-        raise CommandError(
-            f"serving needs more packages: {how_to_install('serve')} ({error})"
-        ) from error
+        raise CommandError(f"serving needs more packages: {how_to_install('serve')} ({error})") from error
     from minipaged.engine.llm import LLM
 
     settings = settings_from(args)

@@ -93,11 +93,11 @@ def choice_for(library: ctypes.CDLL) -> Choice:
         return Choice.pinned(way, tiles=tiles)
     file = Path(library._name).with_suffix(".json")
     ways = {name: ways_of(name, tiles) for name in NAMES.values()}
-    measured = read(file, ways)
+    measured = read_times(file, ways)
     if measured is None:
         measured = {name: measure(library, dtype, ways[name]) for dtype, name in NAMES.items()}
         with contextlib.suppress(OSError):  # a full disk: it is measured again next time
-            write(file, measured)
+            write_times(file, measured)
     return Choice({name: fastest(measured[name], ways[name]) for name in ways}, measured)
 
 
@@ -152,7 +152,7 @@ def tell(library: ctypes.CDLL, name: str, way: str) -> None:
     getattr(library, f"choose_{name}")(instructions == "amx", HINTS.get(hint, HINTS["nta"]))
 
 
-def read(file: Path, ways: Mapping[str, Sequence[str]]) -> dict[str, dict[str, float]] | None:
+def read_times(file: Path, ways: Mapping[str, Sequence[str]]) -> dict[str, dict[str, float]] | None:
     """What was measured before; None unless the file has a time for each of `ways` of each dtype."""
     try:
         found = json.loads(file.read_text())
@@ -163,7 +163,7 @@ def read(file: Path, ways: Mapping[str, Sequence[str]]) -> dict[str, dict[str, f
     return times if whole else None
 
 
-def write(file: Path, measured: Mapping[str, Milliseconds]) -> None:
+def write_times(file: Path, measured: Mapping[str, Milliseconds]) -> None:
     """Keep it, whole or not at all: another process may read or write it now. Raises OSError."""
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         scratch = Path(folder) / file.name

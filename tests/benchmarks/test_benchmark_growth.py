@@ -115,7 +115,7 @@ def curves_result() -> dict[str, Any]:
 def test_a_curve_divides_our_rate_by_theirs_at_each_point():
     result = curves_result()
     assert [point["ratio"] for point in result["static"]] == [4.0, 4.0]
-    assert curves.rows(result, "static")[1] == ["1.0", "4", "1", "4.00 ×"]
+    assert curves.rows(result, "static")[1] == ["1", "4", "1", "4.00 ×"]
 
 
 @pytest.fixture

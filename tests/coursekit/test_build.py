@@ -71,7 +71,8 @@ def test_an_edited_source_fails_the_check(source, capsys, old, new, complaint):
     assert complaint in capsys.readouterr().out
 
 
-def test_a_study_goes_into_a_folder_of_its_own_with_the_number_of_its_lesson(source, capsys):
+def test_a_study_goes_into_a_folder_of_its_own_with_the_number_of_its_lesson(source, capsys, monkeypatch):
+    monkeypatch.setattr(notebooks, "declared_repository", lambda: "someone/course")  # then there are badges
     stored(source)
     study = source.parent / "extra" / "01_study.py"
     study.parent.mkdir()

@@ -15,7 +15,7 @@ def folder(tmp_path_factory):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     folder = tmp_path_factory.mktemp("out") / "minipaged"
-    handout.write(ROOT, folder)
+    handout.write_handout(ROOT, folder)
     return folder
 
 

@@ -10,7 +10,7 @@ import torch
 
 from minipaged.cpu import calibrate
 from minipaged.cpu import kernels as cpu_kernels
-from minipaged.cpu.calibrate import WAYS, Choice, choice_for, fastest, read, tell, ways_of, write
+from minipaged.cpu.calibrate import WAYS, Choice, choice_for, fastest, read_times, tell, ways_of, write_times
 from minipaged.cpu.kernels import CpuKernels
 
 needs_compiler = pytest.mark.skipif(
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_measured_again_and_replaced(tmp_path, measured, damag
     file.write_bytes(damaged.encode(errors="surrogateescape"))
     choice = choice_for(Library(tmp_path))
     assert len(measured) == 2
-    assert read(file, {"bfloat16": ways_of("bfloat16", tiles=False)}) == {
+    assert read_times(file, {"bfloat16": ways_of("bfloat16", tiles=False)}) == {
         "bfloat16": choice.milliseconds["bfloat16"]
     }
 
@@ -122,9 +122,9 @@ def test_where_nothing_can_be_kept_it_is_measured_and_serves(tmp_path, measured)
 
 
 def test_writing_leaves_nothing_but_the_file(tmp_path):
-    write(tmp_path / "kernels.json", BOTH)
+    write_times(tmp_path / "kernels.json", BOTH)
     assert [file.name for file in tmp_path.iterdir()] == ["kernels.json"]
-    assert read(tmp_path / "kernels.json", {"float32": WAYS}) == {"float32": TIMES}
+    assert read_times(tmp_path / "kernels.json", {"float32": WAYS}) == {"float32": TIMES}
 
 
 def test_a_pinned_way_serves_without_measuring(tmp_path, measured, monkeypatch):

@@ -12,13 +12,13 @@ import pytest
 from checkout import ROOT
 
 from coursekit.grading import gradebook, notebook
-from coursekit.grading.nbgrader_plugin import well_formed
 from coursekit.publish.exercise_build import handed_out_notebook
 
 pytestmark = pytest.mark.extra
 Gradebook = pytest.importorskip(
     "nbgrader.api", reason="nbgrader is not installed: make teach", exc_type=ImportError
 ).Gradebook
+from coursekit.grading.nbgrader_plugin import well_formed  # noqa: E402  # it imports nbgrader
 
 NAME = "04_block_table"
 ANSWERS = ("allocator", "block_table")

@@ -260,7 +260,7 @@ def test_away_from_a_terminal_each_package_gets_one_line(script):
 def test_away_from_a_terminal_pips_failure_is_still_noticed(script, capsys, monkeypatch, code):
     pip = f"print('Downloading numpy-2.0-py3-none-any.whl (9 MB)', flush=True); raise SystemExit({code})"
     (script.VENV / "bin").mkdir(parents=True)
-    (script.VENV / "bin/python").write_text(f"#!/bin/sh\nexec {sys.executable} -c \"{pip}\"\n")
+    (script.VENV / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{pip}"\n')
     (script.VENV / "bin/python").chmod(0o755)
     monkeypatch.setattr(script, "venv_python", lambda: script.VENV / "bin/python")
     if code:

@@ -5,7 +5,6 @@ import os
 
 import nbformat
 import pytest
-from nbgrader.preprocessors import DeduplicateIds
 
 from coursekit.grading import notebook as module
 from coursekit.grading.notebook import Unreadable, answers, grade_file, read_notebook, tasks_of
@@ -34,7 +33,11 @@ def test_of_two_cells_with_one_name_the_last_counts():
     assert allocator_in(cell(FIRST, ANSWER), cell(SECOND, ANSWER)) == SECOND
 
 
+@pytest.mark.extra
 def test_copies_are_resolved_as_nbgrader_resolves_them():
+    preprocessors = pytest.importorskip(
+        "nbgrader.preprocessors", reason="nbgrader is not installed: make teach"
+    )
     kinds = [{"solution": True}, {"grade": True}, {"locked": True}, {}]
     for first in kinds:
         for second in kinds:
@@ -43,7 +46,7 @@ def test_copies_are_resolved_as_nbgrader_resolves_them():
                 for text, marks in [(FIRST, first), (SECOND, second), ("class Other: pass", {})]
             ]
             theirs = nbformat.from_dict({"cells": json.loads(json.dumps(cells)), "metadata": {}})
-            DeduplicateIds().preprocess(theirs, {})
+            preprocessors.DeduplicateIds().preprocess(theirs, {})
             kept = [c.source for c in theirs.cells if c.metadata.nbgrader and any(
                 c.metadata.nbgrader.get(kind) for kind in ("solution", "grade", "locked"))]  # fmt: skip
             assert allocator_in(*cells) == (kept[0] if kept else SECOND), (first, second)
