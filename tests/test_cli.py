@@ -133,5 +133,5 @@ def test_reader_that_leaves_early_causes_no_traceback(arguments):
 
 
 def test_a_misspelt_command_is_answered_with_the_one_meant(capsys):
-    assert cli.main(["generat"]) == 2
-    assert "there is no command 'genrate', did you mean 'generate'?\n" in capsys.readouterr().err
+    assert cli.main(["generrate"]) == 2
+    assert "there is no command 'generrate', did you mean 'generate'?\n" in capsys.readouterr().err
