@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import takewhile
 
 from minipaged.config import EngineConfig
 from minipaged.core.kv_cache_manager import KVCacheManager
@@ -185,9 +186,5 @@ class Scheduler:
     @property
     def num_swapped(self) -> int:
         """Swapped requests; they are all before the requests that never ran."""
-        count = 0
-        for request in self.waiting:
-            if request.status is Status.WAITING:
-                break
-            count += request.status is Status.SWAPPED
-        return count
+        ran_before = takewhile(lambda request: request.status is not Status.WAITING, self.waiting)
+        return sum(request.status is Status.SWAPPED for request in ran_before)
