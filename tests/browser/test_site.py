@@ -1,5 +1,6 @@
 """The built site: every page is whole, sends nothing anywhere, can be searched, and reads well on a phone."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -148,8 +149,11 @@ def test_lesson_can_be_downloaded_and_opened_in_colab(page, site, lesson):
     links = page.locator(f'a[href="{home.colab_url(f"notebooks/{lesson}.ipynb")}"]').count()
     assert (links >= 1) == (home.repository() != home.UNSET), "no button may lead nowhere"
     address = page.locator(".dropdown-download-buttons a").first.get_attribute("href")
-    response = page.request.get(f"{site}/notebooks/{address}")
-    assert response.body() == (ROOT / f"notebooks/{lesson}.ipynb").read_bytes()
+    downloaded = json.loads(page.request.get(f"{site}/notebooks/{address}").body())
+    for cell in downloaded["cells"]:
+        cell["metadata"].pop("mystnb", None)  # the texts of its pictures, where the site looks for them
+    is_same = downloaded == json.loads((ROOT / f"notebooks/{lesson}.ipynb").read_text())
+    assert is_same  # the difference of two notebooks would take minutes to print
 
 
 def test_a_widget_shows_its_first_picture(page, site):
