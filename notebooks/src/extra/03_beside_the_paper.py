@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Beside the paper: why are our strips fuller?
+# # 03 · Study: why our strips are fuller than the paper's
 #
 # A study to [lesson 03](../03_contiguous_waste.ipynb) on [reservation](../../docs/glossary.md#reservation), for readers who have the PagedAttention paper at hand. Three rules of
 # reserving memory in advance are measured there and here, for the same kind of requests and in the same amount of memory. The

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Reading a compiler's listing
+# # 06 · Study: reading a compiler's listing
 #
 # A study to [lesson 06](../06_first_triton_kernel.ipynb): what Triton's compiler makes of the decode kernel, for cards that are not
 # here. The listing has hundreds of lines, but we have few questions: what is read in the innermost loop, how wide, and by which
