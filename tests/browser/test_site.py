@@ -158,5 +158,6 @@ def test_lesson_can_be_downloaded_and_opened_in_colab(page, site, lesson):
 
 def test_a_widget_shows_its_first_picture(page, site):
     page.goto(f"{site}/notebooks/05_paged_attention.html")
-    widget = page.locator("div.cell", has_text="Stepper(8").locator("img")
-    assert widget.evaluate("picture => picture.naturalWidth") > 300
+    widget = page.get_by_alt_text("Upper row: a pool of eight blocks")
+    widget.scroll_into_view_if_needed()
+    assert widget.evaluate("async picture => { await picture.decode(); return picture.naturalWidth }") > 300
