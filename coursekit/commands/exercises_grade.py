@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from minipaged.commands import CommandError
+from minipaged.commands import CommandError, in_words
 
 DEFAULT_OUT = Path("grading") / "marks"
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         names = [exercise.name for exercise in find_exercises()]
         submissions = gradebook.find_submissions(args.folder, names)
     except OSError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(in_words(error, args.folder)) from None
     names = gradebook.handed_in(submissions, names)
     total = len(submissions) * sum(len(tasks_of(name[:2])) for name in names)
     everybody = []

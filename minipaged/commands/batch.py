@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipaged.commands import CommandError
+from minipaged.commands import CommandError, in_words
 from minipaged.commands.serving import (
     add_engine_arguments,
     add_sampling_arguments,
@@ -91,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
                 chunk=args.chunk,
                 on_progress=on_progress,
             )
-    except (OSError, JobError) as error:  # a full disk, no cluster there; a worker that cannot start
+    except OSError as error:  # a full disk, a folder that is not ours, no cluster there
+        raise CommandError(in_words(error, args.target)) from error
+    except JobError as error:  # a worker that cannot start
         raise CommandError(str(error)) from error
     seconds = time.perf_counter() - start
     if args.json:
@@ -131,16 +133,17 @@ def server(args: argparse.Namespace) -> "Serve":
 
 @contextmanager
 def progress_bar(args: argparse.Namespace) -> Iterator[Any]:
-    """Something to call with (lines done, lines in all)."""
+    """Something to call with (lines done, lines in all, output tokens)."""
     if not shows_progress(args):
-        yield lambda done, total: None
+        yield lambda done, total, tokens: None
         return
     from tqdm import tqdm
 
     with tqdm(desc="Lines", unit="line") as bar:
 
-        def show(done: int, total: int) -> None:
+        def show(done: int, total: int, tokens: int) -> None:
             bar.total = total
+            bar.set_postfix_str(f"{tokens} tokens", refresh=False)
             bar.update(done - bar.n)
 
         yield show

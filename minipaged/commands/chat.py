@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipaged.commands import CommandError
+from minipaged.commands import CommandError, in_words
 from minipaged.commands.generate import show_stream
 from minipaged.commands.serving import (
     add_engine_arguments,
@@ -209,7 +209,7 @@ def save(conversation: list[dict[str, str]], name: str) -> None:
     except FileExistsError as error:
         raise CommandError(f"{path} exists already: give another name") from error
     except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+        raise CommandError(in_words(error, path)) from error
     print(f"[{len(conversation)} messages saved in {path}]", file=sys.stderr)
 
 

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
-from minipaged.commands import CommandError
+from minipaged.commands import CommandError, in_words
 from minipaged.commands.serving import (
     add_engine_arguments,
     add_options,
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         with recording(llm, args.record) if args.record else nullcontext():
             make_server(app, settings).run()
     except OSError as error:
-        raise CommandError(f"--record: {error}") from error
+        raise CommandError(f"--record {in_words(error, args.record)}") from error
     num_told = app.state.thread.num_told
     print(f"stopped, {num_told} unfinished requests were told", file=sys.stderr)
     return 0

@@ -37,7 +37,9 @@ class Dispatcher:
         quiet: dict[str, Any] = {} if use_tqdm else {"disable": True}  # False would override TQDM_DISABLE
         try:
             self._add(requests, inbox)
-            with tqdm(total=len(requests), desc="Processed prompts", **quiet) as bar:
+            # Without `miniters` tqdm draws nothing between two requests that end; tokens come all the time.
+            with tqdm(total=len(requests), desc="Processed prompts", miniters=0, **quiet) as bar:
+                before = self.engine.scheduler.stats.num_generation_tokens
                 while len(done) < len(requests):
                     with self._lock:
                         if not inbox and not self.engine.has_unfinished_requests():
@@ -45,6 +47,8 @@ class Dispatcher:
                             raise RuntimeError(f"requests {lost} were aborted while their caller waited")
                         if not inbox:  # another thread's step may have filled it
                             self._step()
+                    tokens = self.engine.scheduler.stats.num_generation_tokens - before
+                    bar.set_postfix_str(f"{tokens} tokens", refresh=False)
                     bar.update(len(inbox))
                     while inbox:
                         output = inbox.popleft()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minipaged.jobs.lines import BadLine, Task, failed, keyed_lines, read_tasks
+from minipaged.jobs.lines import BadLine, Task, failed, keyed_lines, read_tasks, require_text
 from minipaged.jobs.results import ResultFile
 
 
@@ -47,33 +47,34 @@ def run_job(
     settings: Mapping[str, Any],
     *,
     chunk: int = 32,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
 ) -> Summary:
     """Serve every line of `source` that has no result in `target` yet.
 
     settings: what the answers depend on besides the lines, as plain data; with `sampling` and `seed`. A
         job goes on only under the same settings. A line that got an error and was corrected since is served.
     chunk: results that are written at once. A job that is killed loses at most the last chunk.
-    on_progress: called with the number of lines done, after each chunk.
+    on_progress: called after each chunk with the lines done, all lines, and the output tokens so far.
 
     Raises ValueError, before anything is served, for files that do not belong together; JobError when
     `serve` failed or ended without a result for some line. What has finished is written in any case.
     """
     if not source.is_file():
         raise ValueError(f"{source} is no file")
+    require_text(source)
     if target.exists() and target.samefile(source):
         raise ValueError(f"{source} cannot be read and written at once: name another file for the results")
     with ResultFile(target) as results:
         total = _require_same_job(source, results, settings)
         _forget_mended(source, results, settings)
         before = len(results.done)
-        on_progress(before, total)
+        on_progress(before, total, 0)
         todo = (item for item in read_tasks(source, settings) if item.line not in results.done)
         counts = [0, 0, 0]
         with closing(_serve_good(todo, serve)) as found:
             for written in _in_chunks(found, chunk, results):
                 _count(written, counts)
-                on_progress(len(results.done), total)
+                on_progress(len(results.done), total, counts[2])
         if len(results.done) < total:
             raise JobError(f"{total - len(results.done)} lines got no result: run the job again")
         return Summary(total, before, counts[0], results.num_errors, counts[1], counts[2])

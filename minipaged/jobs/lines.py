@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from minipaged.sampling_params import SamplingParams
 MAX_LINE_BYTES = 2**24
 """A longer line is refused; it is skipped without being held in memory."""
 
-BOM = b"\xef\xbb\xbf"
+BOM, GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
 NOT_FOR_LINES = {"output_kind", "logprobs", "prompt_logprobs"}
 SAMPLING = {field.name for field in fields(SamplingParams)} - NOT_FOR_LINES
@@ -71,6 +72,16 @@ class TakenId(LineError):
     """The id is that of another line."""
 
 
+def require_text(path: Path) -> None:
+    """Raise ValueError, once for the whole file, for one that holds no lines of text."""
+    with path.open("rb") as file:
+        start = file.read(2**13)
+    if start.startswith(GZIP):
+        raise ValueError(f"{path} is packed with gzip: unpack it first")
+    if b"\0" in start:
+        raise ValueError(f"{path} is no UTF-8 text: byte {start.index(0)} is 0, as in a picture or in UTF-16")
+
+
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes) of each line that is not blank, without its end; CRLF and a BOM are taken off.
 
@@ -111,6 +122,7 @@ def read_tasks(path: Path, settings: Mapping[str, Any]) -> Iterator[Task | BadLi
         try:
             values = parse_line(raw)
             own_id = _checked_id(values, first_use, number)
+            _require_known_keys(values)
             yield Task(number, own_id, key, _prompt_of(values), _sampling_of(values, settings))
         except TakenId as error:  # not of this line alone, so its key is not either
             key = hashlib.blake2b(f"{key} {error}".encode(), digest_size=8).hexdigest()
@@ -133,9 +145,6 @@ def parse_line(raw: bytes) -> dict[str, Any]:
         raise LineError(f"not JSON: {error}") from None
     if not isinstance(values, dict):
         raise LineError(f"a line is a JSON object, this is {type(values).__name__}")
-    unknown = sorted(set(values) - KEYS)
-    if unknown:
-        raise LineError(f"unknown keys {unknown}; known are {sorted(KEYS)}")
     return values
 
 
@@ -145,6 +154,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if names.count(name) > 1:
             raise LineError(f"the key {name!r} is given {names.count(name)} times")
     return dict(pairs)
+
+
+def _require_known_keys(values: Mapping[str, Any]) -> None:
+    for name in sorted(set(values) - KEYS):
+        close = get_close_matches(name, KEYS, n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KEYS))}"
+        raise LineError(f"there is no key {name!r}; {meant}")
 
 
 def _checked_id(values: Mapping[str, Any], first_use: dict[str, int], number: int) -> str | int:

@@ -46,6 +46,8 @@ class ResultFile:
             raise ValueError(
                 f"{path} is no plain file: a job writes its results where it can read them again"
             )
+        if not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
         self.path = path
         self.done: dict[int, str] = {}
         self.errors: set[int] = set()

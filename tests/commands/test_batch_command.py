@@ -1,6 +1,7 @@
 """`minipaged batch`: what it prints, its exit codes, and what Ctrl-C leaves."""
 
 import json
+import re
 import sys
 from functools import partial
 
@@ -146,3 +147,34 @@ def test_a_bar_is_for_people_who_want_one(run, tmp_path, capsys, monkeypatch, di
         patch.setattr(sys, "stderr", Terminal(sys.stderr))
         run()
     assert ("3/3" in capsys.readouterr().err) == (not disabled)
+
+
+def test_the_bar_counts_tokens(run, tmp_path, capsys, monkeypatch):
+    write(tmp_path / "in", prompts(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(tqdm, "tqdm", partial(tqdm.tqdm, disable=False))
+        patch.setattr(sys, "stderr", Terminal(sys.stderr))
+        run()
+    shown, counted = re.findall(r"(\d+) tokens", capsys.readouterr().err)[-2:]
+    assert shown == counted != "0"
+
+
+def test_where_nothing_can_be_written_is_said_before_anything_is_served(run, tmp_path, capsys, monkeypatch):
+    write(tmp_path / "in", prompts(1))
+    monkeypatch.setattr(worker, "serve_here", lambda tasks, engine_args: pytest.fail("served"))
+    target = tmp_path / "no" / "out"
+    assert cli.main(["batch", str(tmp_path / "in"), str(target)]) == 1
+    assert capsys.readouterr().err == (
+        f"minipaged batch: {target} cannot be written: there is no folder {target.parent}\n"
+    )
+
+
+def test_what_the_system_refuses_is_said_in_words(run, tmp_path, capsys, monkeypatch):
+    write(tmp_path / "in", prompts(1))
+
+    def full(tasks, engine_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(worker, "serve_here", full)
+    assert run() == 1
+    assert capsys.readouterr().err == f"minipaged batch: {tmp_path / 'out'}: no space left on device\n"

@@ -173,7 +173,7 @@ def test_save_writes_the_messages_and_never_over_a_file(monkeypatch, capsys, tmp
     written = file.read_bytes()
     for line, message in [
         (f"/save {file}", "exists already: give another name"),
-        (f"/save {tmp_path}/no/talk.json", "cannot be written: No such file or directory"),
+        (f"/save {tmp_path}/no/talk.json", "no such file or directory"),
         ("/save", "/save needs the name of a file"),
     ]:
         with pytest.raises(CommandError, match=message):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minipaged.jobs import lines
-from minipaged.jobs.lines import BadLine, Task, read_tasks
+from minipaged.jobs.lines import BadLine, Task, read_tasks, require_text
 
 SETTINGS = {"sampling": {"max_tokens": 4, "temperature": 0.0}, "seed": 0}
 GOOD = b'{"id": "good", "prompt": "x"}'
@@ -34,8 +34,8 @@ def read(tmp_path, content: bytes, settings=SETTINGS) -> list[Task | BadLine]:
         (b'{"id": "a", "id": "b", "prompt": "x"}', "the key 'id' is given 2 times"),
         (b'{"id": "a"}', "exactly one of prompt, messages, prompt_token_ids is needed, got none"),
         (b'{"id": "a", "prompt": "x", "prompt_token_ids": [1]}', "got ['prompt', 'prompt_token_ids']"),
-        (b'{"id": "a", "prompt": "x", "max_token": 3}', "unknown keys ['max_token']"),
-        (b'{"id": "a", "prompt": "x", "logprobs": 3}', "unknown keys ['logprobs']"),
+        (b'{"id": "a", "prompt": "x", "max_token": 3}', "no key 'max_token'; did you mean 'max_tokens'?"),
+        (b'{"id": "a", "prompt": "x", "logprobs": 3}', "there is no key 'logprobs'; known are cache_salt,"),
         (b'{"id": "a", "prompt": "x", "top_p": 3}', "top_p must be in (0, 1], got 3"),
         (b'{"id": "a", "prompt": "x", "n": 2}', "n must be 1 with temperature 0"),
         (b'{"id": "a", "prompt": "x", "stop": [1]}', "stop must hold non-empty strings"),
@@ -47,6 +47,29 @@ def test_a_bad_line_is_an_error_of_its_own(tmp_path, line, says):
     assert isinstance(first, Task) and isinstance(last, Task) and isinstance(bad, BadLine)
     assert says in bad.error
     assert (bad.line, last.line) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "rest", ['"prompt": "x", "max_token": 3', '"prompt": "x", "top_p": 3', '"text": "x"']
+)
+def test_a_bad_line_keeps_its_id(tmp_path, rest):
+    (bad,) = read(tmp_path, b'{"id": "c", ' + rest.encode() + b"}")
+    assert isinstance(bad, BadLine) and bad.id == "c"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x1f\x8b\x08rest", "is packed with gzip: unpack it first"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is no UTF-8 text: byte 8 is 0"),
+        (GOOD.decode().encode("utf-16-le"), "is no UTF-8 text: byte 1 is 0"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_once(tmp_path, content, says):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        require_text(path)
 
 
 def test_an_id_that_is_taken_is_not_given_to_the_second_line(tmp_path):
