@@ -77,10 +77,39 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     return int(module.run(parser.parse_args(arguments)))
 
 
+def whole_parser() -> argparse.ArgumentParser:
+    """All commands in one parser, as completion wants it; running a command needs only its own."""
+    whole = argparse.ArgumentParser(prog="minipaged")
+    groups = {"": whole.add_subparsers()}
+    for name, (_, text) in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        if group not in groups:
+            members = ", ".join(n.removeprefix(f"{group} ") for n in COMMANDS if n.startswith(f"{group} "))
+            groups[group] = groups[""].add_parser(group, help=members).add_subparsers()
+        load_command(name).add_arguments(groups[group].add_parser(last, help=text))
+    return whole
+
+
+def completion(shell: str) -> str:
+    """What the shell reads to complete commands and options. CommandError for a shell that is not known."""
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise CommandError(f"the shells are {', '.join(shtab.SUPPORTED_SHELLS)}, got {shell!r}")
+    return str(shtab.complete(whole_parser(), shell))
+
+
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` start with, or print the list of commands."""
     if arguments and arguments[0] in {"--version", "-V"}:
         print(f"minipaged {__version__}")
+        return 0
+    if arguments and arguments[0] == "--print-completion":
+        try:
+            print(completion(arguments[1] if len(arguments) > 1 else ""))
+        except CommandError as error:
+            print(f"minipaged: {error}", file=sys.stderr)
+            return 2
         return 0
     if arguments and arguments[0] in {"-h", "--help", "help"}:
         print(command_list())

@@ -1,6 +1,7 @@
 """The `minipaged` command: which command runs, what it imports, how it fails."""
 
 import argparse
+import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -135,3 +136,33 @@ def test_reader_that_leaves_early_causes_no_traceback(arguments):
 def test_a_misspelt_command_is_answered_with_the_one_meant(capsys):
     assert cli.main(["generrate"]) == 2
     assert "there is no command 'generrate', did you mean 'generate'?\n" in capsys.readouterr().err
+
+
+COMPLETE = """source /dev/stdin <<< "$SCRIPT"
+COMP_WORDS=($WORDS) COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _shtab_minipaged minipaged "${COMP_WORDS[-1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("minipaged ser", "serve"),
+        ("minipaged bench t", "throughput"),
+        ("minipaged exercises ch", "check"),
+        ("minipaged generate --max-to", "--max-tokens"),
+        ("minipaged bench throughput --mi", "--mix"),
+    ],
+)
+def test_bash_completes_commands_and_options(capsys, words, found):
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("no bash here")
+    assert cli.main(["--print-completion", "bash"]) == 0
+    env = {"SCRIPT": capsys.readouterr().out, "WORDS": words}
+    done = subprocess.run([bash, "-c", COMPLETE], env=env, capture_output=True, text=True)
+    assert found in done.stdout.split(), done.stderr
+
+
+def test_a_shell_that_is_not_known_is_named(capsys):
+    assert cli.main(["--print-completion", "dash"]) == 2
+    assert "the shells are bash, " in capsys.readouterr().err
