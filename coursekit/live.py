@@ -1,7 +1,8 @@
-"""The KV memory of two policies side by side in a terminal, while both serve the same requests.
+"""The KV memory in a terminal: of two policies that serve the same requests, and of a server.
 
-Each engine takes a step in turn, so both pictures move from the first second on. The times of such a race
-mean nothing; `minipaged demo` without --live measures them.
+`race` is what `minipaged demo --live` shows. Each engine takes a step in turn, so both pictures move from the
+first second on. The times of such a race mean nothing; `minipaged demo` without --live measures them.
+`pool_lines` is what `minipaged top` shows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from coursekit.recording import Lane
 from coursekit.workloads import Request
 from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.engine import Engine
@@ -22,7 +24,15 @@ from minipaged.sampling_params import SamplingParams
 CELL_TOKENS = 16
 GROUP, GROUPS_PER_ROW = 32, 2  # cells: a strip of 512 tokens is one group
 USED, RESERVED, FREE = "█", "░", "·"
-STYLES = {USED: "blue", RESERVED: "bright_black", FREE: "bright_black"}
+PART, SHARED, CACHED = "▄", "◆", "▒"
+STYLES = {
+    USED: "blue",
+    PART: "blue",
+    SHARED: "magenta",
+    CACHED: "bright_black",
+    RESERVED: "bright_black",
+    FREE: "bright_black",
+}
 LEGEND = f"one cell: {CELL_TOKENS} tokens.  {USED} holds tokens  {RESERVED} reserved, empty  {FREE} free"
 
 
@@ -133,10 +143,44 @@ def race(
 
 def picture(views: Sequence[View]) -> Group:
     """All views, one below the other, in colour."""
-    texts = []
-    for view in views:
-        text = Text("\n".join(view.lines()) + "\n", no_wrap=True, overflow="crop")
-        for symbol, style in STYLES.items():
-            text.highlight_words([symbol], style)
-        texts.append(text)
+    texts = [in_colour([*view.lines(), ""]) for view in views]
     return Group(*texts, Text(LEGEND))
+
+
+def in_colour(lines: Sequence[str]) -> Text:
+    """Lines with each symbol in its colour."""
+    text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+    for symbol, style in STYLES.items():
+        text.highlight_words([symbol], style)
+    return text
+
+
+def pool_lines(lane: Lane, rate: float, width: int, height: int) -> list[str]:
+    """A server's pool as lines that fit a terminal of `width` x `height` characters, one cell a block.
+
+    Of a pool that is too large the first blocks are shown, and the last line says how many are not.
+    rate: output tokens a second, for the first line.
+    """
+    num_blocks, block_size = lane.header["num_blocks"], lane.header["block_size"]
+    running = [one for one in lane.sequences.values() if one.status == "running"]
+    held = lane.frame.get("blocks_held", 0)
+    cells = [FREE] * num_blocks
+    for block in lane.published:
+        cells[block] = CACHED
+    for one in running:
+        for entry, block in enumerate(one.blocks):
+            cells[block] = USED if (entry + 1) * block_size <= one.stored else PART
+    for block, refs in lane.refs.items():
+        if refs > 1:
+            cells[block] = SHARED
+    columns, rows = max(1, width - 4), max(1, height - 5)
+    shown = ["".join(cells[i : i + columns]) for i in range(0, num_blocks, columns)][:rows]
+    hidden = max(0, num_blocks - columns * rows)
+    speed = f"{rate:.{0 if rate >= 1 else 1}f}"
+    return [
+        f"{lane.header['model']}: {len(running)} run, {len(lane.sequences) - len(running)} wait, "
+        f"{held} of {num_blocks} blocks held ({held / num_blocks:.0%}), {speed} tokens/s",
+        *[f"  {row}" for row in shown],
+        f"one cell: a block of {block_size} tokens" + (f"; {hidden} more are not shown" if hidden else ""),
+        f"{USED} full  {PART} part-filled  {SHARED} shared  {CACHED} cached, can be found  {FREE} free",
+    ]

@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": (ENGINE, "answer one prompt, streaming"),
     "chat": (ENGINE, "talk with the model; each turn computes only what is new"),
     "serve": (ENGINE, "answer HTTP requests in OpenAI's form, and show the memory on a live page"),
+    "top": (COURSE, "watch the memory of a server in the terminal, one cell a block"),
     "batch": (ENGINE, "answer a file of prompts, on one engine or on many; goes on where it was stopped"),
     "bench throughput": (COURSE, "serve a mix of requests and say how fast that was"),
     "bench memory": (COURSE, "measure how much of the KV memory holds tokens, per policy and block size"),
