@@ -33,11 +33,12 @@ SECTIONS = {
     "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
+    "Benchmarks": ["benchmarks/README.md", "benchmarks/results/cpu/*/README.md", "benchmarks/NOTES.md"],
     "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
     "Project": ["CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"],
 }
 START_PAGE = "README.md"
-PICTURES = ["docs/images/*", "exercises/*/*.svg", "exercises/*/*.png"]
+PICTURES = ["docs/images/*", "exercises/*/*.svg", "exercises/*/*.png", "benchmarks/results/cpu/*/*.svg"]
 
 
 def stage(pattern: str) -> list[str]:

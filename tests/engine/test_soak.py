@@ -182,7 +182,7 @@ def interrupt(engine: Engine, seed: int) -> None:
 def play(schedule: Schedule) -> tuple[Watch, dict[str, RequestOutput], set[str]]:
     """Run a schedule under pressure; the final outputs, and who was refused or, in part, aborted."""
     engine = schedule.engine()
-    watch = Watch(engine)
+    watch, model = Watch(engine), engine.runner.model
     finished: dict[str, RequestOutput] = {}
     gone: set[str] = set()
     waiting = sorted(schedule.arrivals, key=lambda arrival: arrival.step)
@@ -214,6 +214,7 @@ def play(schedule: Schedule) -> tuple[Watch, dict[str, RequestOutput], set[str]]
         if not waiting and not engine.has_unfinished_requests():
             break
     assert_idle(engine)
+    engine.runner.model = model  # the last interrupt may have met a step that did not call it
     return watch, finished, gone
 
 
