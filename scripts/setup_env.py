@@ -212,8 +212,9 @@ def setup(torch_index: str) -> None:
             raise SetupError(problem)
         print("setup: installing the pinned packages into .venv (once; it takes minutes)", flush=True)
         create_venv()
-        index = ["--extra-index-url", torch_index] if torch_index else []
-        pip_install("-c", "constraints.txt", *index, "-e", f".[{BASE}]")
+        if torch_index:  # only torch comes from there: of two indexes at once either may serve any name
+            pip_install("-c", "constraints.txt", "--index-url", torch_index, "--no-deps", "torch")
+        pip_install("-c", "constraints.txt", "-e", f".[{BASE}]")
         STAMP.write_text(json.dumps({"key": key(), "torch_index": torch_index}) + "\n")
     if not model_is_there():
         print("setup: fetching the model file, 93 MB (once)", flush=True)
@@ -233,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--torch-index", default="", help="extra package index that holds PyTorch's wheels")
+    parser.add_argument("--torch-index", default="", help="package index that only PyTorch is taken from")
     parser.add_argument(
         "--extra", nargs="+", default=[], metavar="NAME", help="extras of pyproject.toml to install as well"
     )

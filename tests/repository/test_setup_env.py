@@ -109,14 +109,16 @@ def test_missing_model_is_named_with_the_way_out(script, installs, monkeypatch):
         script.setup("")
 
 
-def test_torch_index_is_added_to_the_install_and_noted_when_it_comes_too_late(script, installs, capsys):
+def test_the_torch_index_serves_torch_alone_and_noted_when_it_comes_too_late(script, installs, capsys):
     script.setup("")
-    assert "--extra-index-url" not in installs[0]
+    assert "--index-url" not in installs[0]
     script.setup("https://example.org/cpu")
     assert "make clean" in capsys.readouterr().out
     script.STAMP.unlink()
     script.setup("https://example.org/cpu")
-    assert installs[-1][:4] == ("-c", "constraints.txt", "--extra-index-url", "https://example.org/cpu")
+    torch, others = installs[-2:]
+    assert torch == ("-c", "constraints.txt", "--index-url", "https://example.org/cpu", "--no-deps", "torch")
+    assert not any("index" in word for word in others)
     assert json.loads(script.STAMP.read_text())["torch_index"] == "https://example.org/cpu"
 
 
