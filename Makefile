@@ -22,7 +22,7 @@ NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
 
-.PHONY: help lock setup doctor demo test unit notebooks check long build lint types lab update handout kernels fuzz bench peers home site slides pictures browser scale teach serve served clean
+.PHONY: help lock release setup doctor demo test unit notebooks check long build lint types lab update handout kernels fuzz bench peers home site slides pictures browser scale teach serve served clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -115,6 +115,9 @@ served: setup ## test the server with real clients, and its page in Chromium (AR
 
 lock: ## write uv.lock again, after a change of constraints.txt or pyproject.toml (needs uv)
 	@$(PYTHON) scripts/lock.py
+
+release: setup ## build and check a version, changelog and all; nothing is published (VERSION=1.2.0)
+	@$(BIN)/python scripts/release.py "$(VERSION)"
 
 home: setup ## write where the repository is published into every file that says it (REPO=owner/name)
 	@$(BIN)/python scripts/set_home.py "$(REPO)"
