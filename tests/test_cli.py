@@ -147,7 +147,7 @@ echo "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("minipaged ser", "serve"),
+        ("minipaged kern", "kernels"),
         ("minipaged bench t", "throughput"),
         ("minipaged exercises ch", "check"),
         ("minipaged generate --max-to", "--max-tokens"),
