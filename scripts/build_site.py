@@ -33,7 +33,7 @@ SECTIONS = {
     "Studies beside it": ["notebooks/extra/[0-9]*.ipynb"],
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
-    "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
+    "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb", "notebooks/zh/extra/[0-9]*.ipynb"],
     "Project": ["CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"],
 }
 START_PAGE = "README.md"

@@ -24,6 +24,7 @@ extensions = [
     "docstrings",
     "repository",
     "players",
+    "languages",
 ]
 root_doc = "index"
 templates_path = [str(HERE / "templates")]  # autosummary looks from the sources
