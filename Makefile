@@ -17,7 +17,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TQDM_DISABLE=1 HF_HUB_OFFLINE=
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=500 --nbval-kernel-startup-timeout=300 --nbval-sanitize-with=tests/nbval_sanitize.cfg
 # Long tests are spread as workers become free: whoever has none left takes half of what another still has.
 PYTEST = $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal tests
-# Translations have the code and outputs of the lessons, so running these is enough.
+# Translations have the code of the lessons but for words, and a test holds their numbers to the lessons': running these is enough.
 NBVAL += --ignore=notebooks/zh
 # Folders whose stored notebooks are run again and compared; in exercises only where nobody works in them.
 NOTEBOOKS := $(wildcard notebooks solutions $(if $(CI),exercises))
@@ -69,6 +69,7 @@ lint: setup ## check style and spelling
 	@$(ADD) lint
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python -m coursekit.publish.translate --drift
 
 types: setup ## check types
 	@$(ADD) lint

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from IPython.display import Markdown, display
 
+from coursekit.language import said
 from minipaged.dtypes import gpu_has_bfloat16
 
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -53,20 +54,21 @@ def compare(guess: float | None, answer: float, unit: str, wrong: Mapping[float,
     `guess` is None where the reader wrote none; the lesson then goes on with the answer alone.
     `wrong`: guesses that are to be expected, each with the thought that leads there and what it leaves out.
     """
-    said = f"It is **{short(answer)} {unit}**."
+    text = said("It is **{answer} {unit}**.", answer=short(answer), unit=unit)
     if guess is None:
-        said += " You wrote no guess."
+        text += said(" You wrote no guess.")
     elif guess == answer:
-        said += " Your guess was exactly that."
+        text += said(" Your guess was exactly that.")
     elif expected := [why for value, why in (wrong or {}).items() if abs(guess - value) <= abs(value) / 100]:
-        said += f" Your guess was {short(guess)}: {expected[0]}."
+        text += said(" Your guess was {guess}: {why}.", guess=short(guess), why=expected[0])
     elif guess <= 0 or answer <= 0:
-        said += f" Your guess was {short(guess)}."
+        text += said(" Your guess was {guess}.", guess=short(guess))
     else:
-        factor = max(guess / answer, answer / guess)
+        factor = f"{max(guess / answer, answer / guess):.2g}"
         side = "high" if guess > answer else "low"
-        said += f" Your guess of {short(guess)} was {factor:.2g} times too {side}."
-    say(said)
+        message = f" Your guess of {{guess}} was {{factor}} times too {side}."
+        text += said(message, guess=short(guess), factor=factor)
+    say(text)
 
 
 def number(value: Any) -> str:

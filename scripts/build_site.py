@@ -34,7 +34,7 @@ SECTIONS = {
     "Exercises": ["exercises/*/*.ipynb"],
     "Guides": ["docs/*.md"],
     "Benchmarks": ["benchmarks/README.md", "benchmarks/results/cpu/*/README.md", "benchmarks/NOTES.md"],
-    "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb"],
+    "中文": ["README.zh-CN.md", "notebooks/zh/[0-9]*.ipynb", "notebooks/zh/extra/[0-9]*.ipynb"],
     "Project": ["CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"],
 }
 START_PAGE = "README.md"

@@ -1,5 +1,6 @@
 """Sphinx's settings for the site. `scripts/build_site.py` lays out the sources and runs it."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -9,6 +10,17 @@ from coursekit.publish import home
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))  # our own extensions
+
+# Where a Chinese text is cut into words for the search: the terms of the glossary are words.
+GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+WORDS = ROOT / "build/search_words.txt"
+WORDS.parent.mkdir(exist_ok=True)
+terms = [
+    name for line in re.findall(r"^\*\*(.+?)\.\*\*", GLOSSARY, re.MULTILINE) for name in line.split("，")
+]
+WORDS.write_text(
+    "".join(f"{term} 100000\n" for term in [*terms, "显存", "前缀"] if " " not in term), encoding="utf-8"
+)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -24,6 +36,7 @@ extensions = [
     "docstrings",
     "repository",
     "players",
+    "languages",
 ]
 root_doc = "index"
 templates_path = [str(HERE / "templates")]  # autosummary looks from the sources
@@ -47,6 +60,8 @@ toc_object_entries_show_parents = "hide"
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 100
 
+html_search_language = "zh"  # cuts Chinese with jieba; English words are found as before
+html_search_options = {"dict": str(WORDS)}
 html_theme = "sphinx_book_theme"
 html_title = project
 LAID_BESIDE = ["mathjax", "players"]  # by scripts/build_site.py

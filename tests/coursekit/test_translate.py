@@ -51,7 +51,16 @@ def test_prose_is_translated_and_code_and_outputs_are_the_lessons(lesson):
     assert translate.main(["--check"]) == 0
 
 
-def test_a_cell_that_is_missing_or_whose_english_has_changed_is_english_and_named(lesson, capsys):
+def test_a_lesson_is_not_published_before_it_is_whole(lesson, capsys):
+    write(lesson, (TITLE, "# 一课"))
+    assert translate.main([]) == 0
+    assert not translate.target_of(lesson).exists()
+    assert "is not whole" in capsys.readouterr().out
+
+
+def test_a_cell_whose_english_has_changed_is_english_and_named(lesson, capsys):
+    write(lesson, (TITLE, "# 一课"), ("## Why", "## 为什么"))
+    translate.main([])
     write(lesson, (TITLE, "# 一课"), ("## Why?", "## 为什么"))
     assert translate.main([]) == 0
     assert stored()[3].source == "## Why"
@@ -83,3 +92,74 @@ def test_a_file_without_marks_or_with_one_twice_is_refused(lesson, text):
     lesson.write_text(text)
     with pytest.raises(ValueError, match=r"01_lesson\.md has no mark, or the same one twice"):
         translate.main([])
+
+
+def lesson_that_says(lesson, monkeypatch, said):
+    """The lesson with a cell that prints words; a stand-in for execution prints `said`."""
+    source = lesson.parents[1] / "01_lesson.py"
+    source.write_text(SOURCE.replace("print(1)", 'print(f"all {1 + 1} of them")'))
+    notebook = build.read_source(source)
+    notebook.cells[2].outputs = [nbformat.v4.new_output("stream", name="stdout", text="all 2 of them\n")]
+    nbformat.write(notebook, build.target_of(source))
+
+    def execute(notebook, folder):
+        notebook.cells[2].outputs = [nbformat.v4.new_output("stream", name="stdout", text=said)]
+
+    monkeypatch.setattr("coursekit.publish.notebooks.execute", execute)
+    write(lesson, (TITLE, "# 一课"), ("## Why", "## 为什么"))
+    lesson.with_suffix(".toml").write_text('"all {1 + 1} of them" = "全部 {1 + 1} 个"\n')
+
+
+def test_strings_of_the_code_are_translated_and_the_cells_executed(lesson, monkeypatch):
+    lesson_that_says(lesson, monkeypatch, "全部 2 个\n")
+    assert translate.main([]) == 0
+    cell = stored()[2]
+    assert cell.source == 'print(f"全部 {1 + 1} 个")' and cell.outputs[0].text == "全部 2 个\n"
+    assert translate.main(["--check"]) == 0
+
+
+def test_a_translation_that_prints_other_numbers_is_not_written(lesson, monkeypatch):
+    lesson_that_says(lesson, monkeypatch, "全部 3 个\n")
+    with pytest.raises(ValueError, match=r"disagrees with the lesson: 01_lesson-001: prints \['3'\]"):
+        translate.main([])
+    assert not translate.target_of(lesson).exists()
+
+
+def test_strings_without_translation_are_listed_and_printed_for_the_translator(lesson, monkeypatch, capsys):
+    lesson_that_says(lesson, monkeypatch, "全部 2 个\n")
+    lesson.with_suffix(".toml").write_text('"gone" = "没有了"\n')
+    write(lesson, (TITLE, "# 一课"))
+    assert translate.main(["--drift"]) == 0
+    out = capsys.readouterr().out
+    assert "1 paragraphs and 1 strings wanted" in out and "translates nothing: gone" in out
+    translate.main(["--draft", "01"])
+    out = capsys.readouterr().out
+    assert f"{translate.mark('## Why')}\n## Why" in out and '"all {1 + 1} of them" = ""' in out
+    assert TITLE not in out
+
+
+def test_only_new_code_is_executed(lesson, monkeypatch):
+    lesson_that_says(lesson, monkeypatch, "全部 2 个\n")
+    translate.main([])
+    monkeypatch.setattr("coursekit.publish.notebooks.execute", lambda *_: pytest.fail("executed again"))
+    write(lesson, (TITLE, "# 第一课"), ("## Why", "## 为什么"))
+    assert translate.main([]) == 0
+    assert stored()[0].source == "# 第一课"
+
+
+def test_studies_are_translated_below_and_linked_with_the_lessons(lesson):
+    extra = lesson.parents[1] / "extra"
+    extra.mkdir()
+    study = extra / "01_study.py"
+    study.write_text("# %% [markdown]\n# # Study of [one](../01_lesson.ipynb)\n")
+    build.target_of(study).parent.mkdir()
+    nbformat.write(build.read_source(study), build.target_of(study))
+    (lesson.parent / "extra").mkdir()
+    english = "# Study of [one](../01_lesson.ipynb)"
+    chinese = f"{translate.mark(english)}\n# [一](../01_lesson.ipynb)的专题"
+    (lesson.parent / "extra" / "01_study.md").write_text(chinese)
+    write(lesson, (TITLE, "# 一课"), ("## Why", "[专题](extra/01_study.ipynb)"))
+    assert translate.main([]) == 0
+    assert stored()[3].source == "[专题](extra/01_study.ipynb)"
+    assert stored("notebooks/zh/extra/01_study.ipynb")[0].source == "# [一](../01_lesson.ipynb)的专题"
+    assert translate.main(["--check"]) == 0
