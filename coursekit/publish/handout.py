@@ -10,6 +10,8 @@ say what must hold. So does the engine, which the course teaches.
 
 import argparse
 import io
+import posixpath
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +21,23 @@ from pathlib import Path
 LEFT_OUT = ("solutions/", "tests/", ".ci/", ".github/", "docs/teaching.md", "nbgrader_config.py")
 KEPT = ("tests/nbval_sanitize.cfg",)  # `make notebooks` compares with it
 VERSION = "HANDOUT.txt"
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)[^)]*\)")
 
 
 def is_handed_out(name: str) -> bool:
     """Whether a file of the repository belongs to the handout."""
     return name in KEPT or not name.startswith(LEFT_OUT)
+
+
+def without_dead_links(name: str, text: str) -> str:
+    """The Markdown page `name` with plain words where a link leads to what is left out."""
+
+    def kept(link: re.Match[str]) -> str:
+        words, target = link.groups()
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        return link[0] if ":" in target or is_handed_out(place) and is_handed_out(f"{place}/") else words
+
+    return LINK.sub(kept, text)
 
 
 def write_handout(course: Path, folder: Path) -> str:
@@ -42,7 +56,10 @@ def write_handout(course: Path, folder: Path) -> str:
             if (file := tar.extractfile(member)) and is_handed_out(member.name):
                 target = folder / member.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.read())
+                content = file.read()
+                if target.suffix == ".md":
+                    content = without_dead_links(member.name, content.decode()).encode()
+                target.write_bytes(content)
                 target.chmod(member.mode)
     commit = [*git, "log", "-1", "--format=%h of %cs"]
     version = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()

@@ -137,8 +137,8 @@ def test_the_first_hour(session, page):
         ("/hlep\r", "did you mean /help?"),
     )
     run_a_lesson(session, page)
-    session.types("git status --porcelain")
-    assert session.lines[-1].splitlines()[-1].startswith("["), "a lesson that was run changed the course"
+    assert "execution_count\": 1" in (session.folder / "work" / LESSON).read_text(), "it was run and saved"
+    assert not session.types("git status --porcelain"), "a lesson that was run changed the course"
     copy = session.folder / "work" / EXERCISE / "02_kv_bytes.ipynb"
     check = ".venv/bin/minipaged exercises check 02"
     session.types(check, "bytes_per_token: not done yet", status=1)
@@ -154,4 +154,6 @@ def test_the_first_hour(session, page):
     session.types(check, "passed")
     session.types(".venv/bin/minipaged exercises reset 02", "yours is now")
     session.types(check, "not done yet", status=1)
-    session.types("git status --porcelain")
+    assert not session.types("git status --porcelain"), "the course changed"
+    (session.folder / LESSON).write_text("mine")
+    assert session.types("git status --porcelain") == f" M {LESSON}\n"

@@ -63,3 +63,19 @@ def test_outside_a_checkout_one_sentence_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert handout.main([]) == 1
     assert "a handout is made from a commit" in capsys.readouterr().err
+
+
+def test_no_link_in_it_leads_to_what_was_left_out(folder):
+    dead = []
+    for page in folder.rglob("*.md"):
+        for words, target in handout.LINK.findall(page.read_text(encoding="utf-8")):
+            source = ROOT / page.relative_to(folder).parent / target
+            if ":" not in target and source.exists() and not (page.parent / target).exists():
+                dead.append(f"{page.relative_to(folder)}: [{words}]({target})")
+    assert dead == []
+
+
+def test_a_dead_link_leaves_its_words():
+    text = "see [the guide](../docs/teaching.md#giving-it-out), [lessons](../notebooks) and [x](https://x.org/tests/)"
+    kept = "see the guide, [lessons](../notebooks) and [x](https://x.org/tests/)"
+    assert handout.without_dead_links("docs/a.md", text.replace("](", "](", 1)) == kept
