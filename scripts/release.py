@@ -121,7 +121,8 @@ def main() -> int:
                 (ROOT / name).write_text(before[name])
             shutil.rmtree(DIST, ignore_errors=True)
     print(f"dist/ has {version}, checked. To publish it:")
-    print(f"  git commit -am 'Version {version}' && git tag -a v{version} -m {version} && git push --follow-tags")
+    print(f"  git commit -am 'Version {version}' && git tag -a v{version} -m {version}")
+    print("  git push --follow-tags")
     print("  python -m twine upload dist/*")
     return 0
 

@@ -35,7 +35,7 @@ def without_dead_links(name: str, text: str) -> str:
     def kept(link: re.Match[str]) -> str:
         words, target = link.groups()
         place = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        return link[0] if ":" in target or is_handed_out(place) and is_handed_out(f"{place}/") else words
+        return link[0] if ":" in target or (is_handed_out(place) and is_handed_out(f"{place}/")) else words
 
     return LINK.sub(kept, text)
 
