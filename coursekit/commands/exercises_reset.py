@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         raise CommandError(str(error)) from None
     if exercises.is_as_handed_out(exercise):
-        raise CommandError(f"{exercise.path} is as it was handed out: nothing to reset")
+        raise CommandError(f"{exercise.path} has not been changed: nothing to reset")
     backup = exercises.reset(exercise)
-    print(f"{exercise.path} is as it was handed out" + (f"; yours is now {backup}" if backup else ""))
+    print(f"{exercise.path} has been reset" + (f"; your version is saved as {backup}" if backup else ""))
     return 0

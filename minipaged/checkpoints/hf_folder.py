@@ -38,7 +38,7 @@ def read_config(folder: Path) -> ModelConfig:
     """The model's shape, with the end-of-sequence ids of both `config.json` and `generation_config.json`."""
     path = folder / CONFIG
     if not is_there(path):
-        raise ModelLoadError(f"{folder}: no {CONFIG}, so this is no model folder")
+        raise ModelLoadError(f"{folder}: no {CONFIG}, so it is not a model folder")
     fields = read_json(path)
     with naming(path):
         config = config_from_hf(fields)

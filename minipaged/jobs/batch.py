@@ -60,7 +60,7 @@ def run_job(
     `serve` failed or ended without a result for some line. What has finished is written in any case.
     """
     if not source.is_file():
-        raise ValueError(f"{source} is no file")
+        raise ValueError(f"no such file: {source}")
     require_text(source)
     if target.exists() and target.samefile(source):
         raise ValueError(f"{source} cannot be read and written at once: name another file for the results")

@@ -92,7 +92,7 @@ def test_a_job_that_cannot_start_is_one_sentence(run, tmp_path, capsys, argument
 
 def test_a_missing_file_and_no_ray_are_said(run, tmp_path, capsys, monkeypatch):
     assert run() == 1
-    assert "is no file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
     write(tmp_path / "in", prompts(1))
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run("--workers", "2") == 1

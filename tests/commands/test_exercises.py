@@ -100,7 +100,7 @@ def test_reset_brings_back_a_notebook_that_was_deleted(course, capsys):
     assert cli.main(["exercises", "check", "04"]) == 1
     assert "No such file" in capsys.readouterr().out
     assert cli.main(["exercises", "reset", "04"]) == 0
-    assert capsys.readouterr().out == f"{EXERCISE} is as it was handed out\n"
+    assert capsys.readouterr().out == f"{EXERCISE} has been reset\n"
     assert (course / EXERCISE).read_bytes() == (ROOT / EXERCISE).read_bytes()
 
 

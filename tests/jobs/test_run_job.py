@@ -105,7 +105,7 @@ def test_input_and_output_are_two_files(tmp_path):
     (tmp_path / "link").symlink_to(source)
     with pytest.raises(ValueError, match="cannot be read and written at once"):
         run_job(source, tmp_path / "link", echo, JOB)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="no such file"):
         run_job(tmp_path / "missing", tmp_path / "out", echo, JOB)
 
 
