@@ -10,6 +10,7 @@ import matplotlib
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 
 P = ParamSpec("P")
 
@@ -21,8 +22,13 @@ BLUE = "#1f5fbf"
 PIXELS_PER_INCH = 200
 """Resolution of stored pictures; they are shown at half of it, so that they are sharp on any screen."""
 
+# For Chinese labels, the first that this machine has: Debian's fonts-noto-cjk, Windows, macOS. They have a bold
+# face; of a font without one matplotlib complains.
+CHINESE = ("Noto Sans CJK SC", "Microsoft YaHei", "PingFang SC")
+
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
+    # The first comes with matplotlib, so a figure is the same on every machine; the other has what it lacks.
+    "font.family": ["DejaVu Sans", *[name for name in CHINESE if name in get_font_names()][:1]],
     "font.size": 9.5,
     "text.color": INK,
     "axes.titlesize": 10.5,
