@@ -22,8 +22,8 @@ BLUE = "#1f5fbf"
 PIXELS_PER_INCH = 200
 """Resolution of stored pictures; they are shown at half of it, so that they are sharp on any screen."""
 
-# For Chinese labels, the first that this machine has: Debian's fonts-noto-cjk, Windows, macOS. They have a bold
-# face; of a font without one matplotlib complains.
+# For Chinese labels, the first that this machine has: Debian's fonts-noto-cjk, Windows', macOS'. They have a
+# bold face; of a font without one matplotlib complains.
 CHINESE = ("Noto Sans CJK SC", "Microsoft YaHei", "PingFang SC")
 
 STYLE: dict[Any, Any] = {
