@@ -21,6 +21,7 @@ pytestmark = pytest.mark.browser
 PATIENCE_S = 600  # against hanging
 LESSON, EXERCISE = "notebooks/02_kv_growth.ipynb", "exercises/02_kv_bytes"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
+OVERWRITTEN = re.compile(r"[^\r\n]*\r(?!\n)")  # what a bar has shown before
 
 
 class Session:
@@ -43,9 +44,9 @@ class Session:
         start = time.monotonic()
         done = subprocess.run(
             command, shell=True, cwd=self.folder, env=self.environ, timeout=PATIENCE_S,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        said = CONTROL.sub("", done.stdout)
+        said = CONTROL.sub("", OVERWRITTEN.sub("", done.stdout.decode()))
         self.note(f"\n$ {command}\n{said}[{time.monotonic() - start:.0f} s]")
         assert done.returncode == status, said
         for text in expected:
