@@ -17,7 +17,7 @@ from minipaged.model.tiny import TINY, random_llama
 
 def small_llm(**settings: Any) -> LLM:
     """`LLM` on the CPU in float32, with nothing switched on that is not asked for in `settings`."""
-    plain = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
+    plain: dict[str, Any] = {"max_model_len": 512, "enable_prefix_caching": False, "watermark": 0.0}
     plain |= {"device": "cpu", "max_num_batched_tokens": 2048}
     return LLM(LoadedModel(random_llama(), None, TINY, "tiny"), **(plain | settings))
 
