@@ -186,7 +186,7 @@ table(
     ["", "preemptions", "tokens computed", "of these, again", "blocks moved"],
     [
         (name, t.preemptions, t.computed, t.again, t.blocks_moved)
-        for name, t in (("recompute", recomputed), ("swap", swapped))
+        for name, t in (("by recompute", recomputed), ("by swap", swapped))
     ],
 )
 assert said == said_too == answers
