@@ -252,7 +252,7 @@ for step in recomputed.steps + swapped.steps:  # requests are listed in order of
     assert runs == sorted(runs, reverse=True)
     assert mix[0].id not in step.preempted
 count = len(recomputed.steps + swapped.steps)
-print("all that run are older than all that wait, in", count, "steps of", count)
+print(f"in all {count} steps, those that run are older than those that wait")
 
 # %% [markdown]
 # **Why not admit requests more carefully?** That is possible: a [watermark](../docs/glossary.md#watermark) keeps some
@@ -370,7 +370,7 @@ my_computed = None  # your guess
 
 # %%
 alike = "as many as the right engine; but what C had said already is not computed again"
-compare(my_computed, broken.computed, "tokens computed", {right.computed: alike})
+compare(my_computed, broken.computed, "tokens", {right.computed: alike})
 for name, timeline in (("right", right), ("broken", broken)):
     came_back = [step for step in timeline.steps if "C" in step.admitted][-1]
     print(f"computed when C came back, {name}:", came_back.requests["C"].tokens)
