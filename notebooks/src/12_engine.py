@@ -275,7 +275,7 @@ print("blocks that did not come home:", sum(e.pool.num_blocks - e.pool.num_free 
 assert all(engine.pool.num_free == engine.pool.num_blocks for engine in engines)
 
 # %% [markdown]
-# The third, that both policies give the same tokens, is checked in the same study as real lengths.
+# The third, that both policies give the same tokens, is checked in the study on real lengths.
 #
 # ## Find the bug
 #

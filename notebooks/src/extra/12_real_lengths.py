@@ -80,11 +80,12 @@ share = {
     policy: sum(r.used_bytes for r in llm.trace) / sum(r.reserved_bytes for r in llm.trace)
     for policy, llm in llms.items()
 }
+in_strips, in_blocks = share.values()
 say(f"""
-    Of what was reserved in these {CHAT_STEPS} steps, {100 * share["strips"]:.0f} % held tokens in
-    strips, {100 * share["blocks"]:.1f} % in blocks.
+    Of what was reserved in these {CHAT_STEPS} steps, {100 * in_strips:.0f} % held tokens in strips,
+    {100 * in_blocks:.1f} % in blocks.
 """)
-assert share["strips"] < 0.2 < 0.95 < share["blocks"]
+assert in_strips < 0.2 < 0.95 < in_blocks
 
 # %% [markdown]
 # ## In seconds
@@ -131,7 +132,7 @@ settings = {"kv_memory": two_strips, "max_model_len": 128, "max_num_batched_toke
 settings |= {"device": device, "use_tqdm": False}
 runs = [serve(name, exact, short, block_size=b, **settings) for name, b in (("s", 128), ("b", 16))]
 print("at once:", [run.figures()["running_peak"] for run in runs])
-print("same tokens:", equal_outputs(*runs), "of", len(short))
+print(f"same tokens: {equal_outputs(*runs)} of {len(short)}")
 assert equal_outputs(*runs) == len(short)
 assert runs[0].figures()["running_peak"] == 2 < runs[1].figures()["running_peak"]
 
