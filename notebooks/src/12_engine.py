@@ -123,7 +123,7 @@ assert found["conversations"] > 3 * STRIPS and found["instructions"] > 200
 
 # %% [markdown]
 # From eight to a few dozen when the requests are long, to hundreds when they are short. And the wait for the first token
-# becomes shorter, because nobody queues for a strip.
+# becomes shorter, since more are served at the same time.
 #
 # ## The picture
 #
@@ -154,7 +154,7 @@ assert 0.95 < running["conversations", "blocks"] / predicted["conversations"] < 
 # waits any more before the longest have grown. With 8000 instructions the two agree, and the paper's numbers follow in
 # the same way: see the study [Longer queues](extra/12_longer_queues.ipynb).
 #
-# The longest length is not in the formula. So the distance between strips and blocks grows with it:
+# The longest length is not in the formula: the distance between strips and blocks grows with it:
 
 # %%
 levels = {name: (int(TRAFFIC[name].sum(axis=1).max()), predicted[name]) for name in TRAFFIC}
