@@ -192,10 +192,10 @@ compare(my_times_as_fast, times, "times as many tokens a second", wrong_times)
 # %% [markdown]
 # ### At rising rates
 #
-# Now let them come at random, in parts and multiples of what the *strips* can do at most. 32 clients at each rate.
+# Now let them come at random, in parts and multiples of what the *strips* can do at most. 40 clients at each rate.
 
 # %%
-SHARES, NUM = (0.4, 0.7, 0.9, 1.2, 1.5), 32
+SHARES, NUM = (0.5, 0.9, 1.3, 2.0), 40
 rates = [share * capacity["strips"] for share in SHARES]
 found = {name: [] for name in servers}
 for name, llm in servers.items():
@@ -248,7 +248,7 @@ show(
 # inside at each moment; or multiply.
 
 # %%
-seen = found["blocks"][2]
+seen = found["blocks"][1]
 span = max(client.events[-1] for client in seen)
 by_law = len(seen) / span * mean(client.events[-1] - client.sent for client in seen)
 ticks = [span * (i + 0.5) / 5000 for i in range(5000)]
@@ -258,7 +258,7 @@ assert abs(by_law / counted - 1) < 0.02
 
 # %% tags=["nbval-ignore-output"]
 say(f"""
-    At {rates[2]:.1f} requests a second {by_law:.1f} clients were inside the server with blocks, on
+    At {rates[1]:.1f} requests a second {by_law:.1f} clients were inside the server with blocks, on
     average. Whoever has {most["strips"]} strips makes those beyond {most["strips"]} wait outside.
 """)
 
@@ -268,7 +268,7 @@ say(f"""
 # is full.
 #
 # **What do clients pay for it?** Look at TPOT: with more requests in a step, each step takes longer, and each client
-# gets its words a little later. Servers are therefore judged by their *goodput*: requests a second for which both
+# gets its words a little later. Servers are therefore judged by their [goodput](../docs/glossary.md#goodput): requests a second for which both
 # times stay within a promise ([DistServe](https://arxiv.org/abs/2401.09670), section 2). `vllm bench serve` reports TTFT,
 # TPOT and goodput
 # ([its page](https://docs.vllm.ai/en/v0.13.0/api/vllm/benchmarks/serve/)).
