@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
 
 from tiny import tiny_llm
 

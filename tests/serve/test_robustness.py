@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
-openai = pytest.importorskip("openai", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
+openai = pytest.importorskip("openai", reason="no serve extra: `make setup` installs it")
 
 import httpx
 from tiny import make, running, tiny_llm
