@@ -69,8 +69,8 @@ print(answer.outputs[0].text.strip())
 # %% [markdown]
 # ## The question
 #
-# Sixty-four people send a short question at the same moment. The server has 64 MiB for keys and values. How long an answer will be
-# it does not know, only that question and answer together never exceed 512 tokens.
+# Sixty-four people send a short question at the same moment. The server has 64 MiB for keys and values. It does not know how long
+# an answer will be, only that question and answer together never exceed 512 tokens.
 #
 # **How many of the sixty-four can be served at once?**
 #
@@ -235,8 +235,6 @@ print([n for n in range(1, 100) if blocks_held(n) != blocks_for(n, 16)])
 #
 # In the last block of each request, after its last token: at most fifteen empty places, whatever the maximum length.
 # </details>
-
-
 
 # %% [markdown]
 # ## Summary

@@ -49,7 +49,7 @@ device, half = pick_device()  # a GPU when there is one, and a 16-bit number for
 loaded = load_model("smollm2-135m", dtype=half, device=device)
 config = loaded.config
 names = ("num_layers", "num_query_heads", "num_kv_heads", "head_size", "hidden_size")
-table(["configuration", ""], [(f"`{name}`", getattr(config, name)) for name in names])
+table(["in its configuration", ""], [(f"`{name}`", getattr(config, name)) for name in names])
 
 # %% [markdown]
 # Attention is done by several *heads* side by side, each with queries, keys and values of its own, `head_size` numbers long. Here
@@ -126,7 +126,7 @@ say(f"A token of that sentence is {letters:.1f} bytes of text, and a page of 500
 # %%
 line = [(0, 0), (1000, spec.bytes_per_token * 1000)]
 show(
-    memory_against_length({"predicted": line}, points=measured, points_label="measured"),
+    memory_against_length({"predicted": line}, points=measured, points_label="measured on SmolLM2"),
     "KV memory against sequence length, up to 1000 tokens and 22 MiB: a straight line from zero. "
     "The eight measured points lie on it.",
 )

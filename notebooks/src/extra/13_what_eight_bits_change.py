@@ -89,7 +89,7 @@ def errors(x, dtype, scale=None):
     stored, scale = quantize_rows(x, dtype, scale)
     return (dequantize_rows(stored, scale) - x).norm(dim=-1) / x.norm(dim=-1)
 
-
+# %%
 storage, exact = read_through(specs["float32"])
 T = len(ids) // 16 * 16  # whole blocks only
 keys, values = (x.flatten(1, 2)[:, :T] for x in (storage.key, storage.value))
