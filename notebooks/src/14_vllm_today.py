@@ -15,13 +15,14 @@ from collections import Counter
 from pathlib import Path
 
 from minipaged import LLM
+from coursekit.language import said
 from coursekit.lesson import compare, say
 from coursekit.vllm_today import POINTS, SETTINGS, VERSION
 
 
 def text_table(header, rows):
     lines = [header, [":--"] * len(header), *rows]
-    say("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    say("\n".join("| " + " | ".join(map(said, line)) + " |" for line in lines))
 
 
 # %% [markdown]
@@ -30,7 +31,7 @@ def text_table(header, rows):
 # **Of what the paper describes, and you have built, what does vLLM still do?** These are the parts:
 
 # %%
-print(len(POINTS), "parts:", ", ".join(point.subject for point in POINTS))
+print(len(POINTS), "parts:", ", ".join(said(point.subject) for point in POINTS))
 
 # %% [markdown]
 # ## Your prediction
