@@ -100,7 +100,7 @@ for length in (1, 16, 17, 128, 256, 512, 768, 1000):
     read_up_to(length, start=read)
     measured.append((length, bytes_written()))
     read = length
-table(["tokens", "bytes written", "bytes / tokens"], [(n, b, b / n) for n, b in measured])
+table(["tokens read", "bytes written", "bytes / tokens"], [(n, b, b / n) for n, b in measured])
 assert all(written == length * predicted for length, written in measured)
 wrong_bytes_per_token = {
     11520: "that is the keys alone; a token also keeps a value, which is as long",
