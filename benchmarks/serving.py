@@ -7,7 +7,8 @@ For each server: seconds from its start to the first answer; output tokens a sec
 (saturation); time to first token, mean and 99th percentile, when requests come at random moments at half of
 the rate at which vLLM is saturated (of the slowest server, where vLLM is missing). For ours also what HTTP
 adds: the same mix given to `LLM.generate` in a process of its own. Servers run one at a time; the client is
-this process, and takes its share of the processors from every server alike.
+this process, and takes its share of the processors from every server alike. A try beside other work is
+taken again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import cycle, islice
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,11 @@ from benchmarks.processes import (
     export_model,
     settings_from,
 )
+from benchmarks.quiet import when_quiet
 
 NAME = "bench"  # under which both serve the model
 START_SECONDS = 600.0  # vLLM's first start was seen to take 103
-HTTP_SHARE = 0.5  # of vLLM's saturation
+RATE_SHARE = 0.5  # of vLLM's saturation
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,20 @@ def serving(engine: str, settings: Settings) -> Iterator[tuple[int, float]]:
                     time.sleep(0.05)
             yield port, time.perf_counter() - start
         finally:
-            family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-            child.terminate()
-            _, left = psutil.wait_procs(family, timeout=60)
-            for process in left:
-                process.kill()
+            end(child)
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """End a server and its children, if they have not ended already."""
+    try:
+        server = psutil.Process(child.pid)
+        family = [server, *server.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    child.terminate()
+    _, left = psutil.wait_procs(family, timeout=60)
+    for process in left:
+        process.kill()
 
 
 async def ask(port: int, request: dict[str, Any]) -> Answer:
@@ -169,51 +180,74 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def saturation(port: int, mix: Mix, repeat: int) -> float:
-    """Output tokens a second when all requests come at once: the best of several tries, after one to warm."""
-    asyncio.run(serve_mix(port, mix[:8], [0.0] * 8))
-    tries = [asyncio.run(serve_mix(port, fresh(mix, i + 1), [0.0] * len(mix))) for i in range(repeat)]
-    return max(sum(answer.num_tokens for answer in answers) / seconds for answers, seconds in tries)
+def at_once(port: int, mix: Mix) -> float:
+    """Output tokens a second when all requests come at once."""
+    answers, seconds = asyncio.run(serve_mix(port, mix, [0.0] * len(mix)))
+    return sum(answer.num_tokens for answer in answers) / seconds
 
 
-def at_rate(port: int, mix: Mix, rate: float, number: int) -> dict[str, float]:
-    """Times to first token when `number` requests of the mix come at this rate."""
-    requests = [fresh([request], 100 + i)[0] for i, request in enumerate(islice(cycle(mix), number))]
-    answers, seconds = asyncio.run(serve_mix(port, requests, poisson(number, rate)))
+def at_rate(port: int, mix: Mix, rate: float) -> dict[str, float]:
+    """Times to first token when the requests come at random moments, `rate` a second."""
+    answers, seconds = asyncio.run(serve_mix(port, mix, poisson(len(mix), rate)))
     ttfts = [answer.ttft for answer in answers]
     return {
-        "ttft_mean": sum(ttfts) / number,
+        "ttft_mean": sum(ttfts) / len(mix),
         "ttft_p99": percentile(ttfts, 0.99),
         "tokens_per_second": sum(answer.num_tokens for answer in answers) / seconds,
     }
 
 
-def without_http(settings: Settings, mix: Mix, repeat: int) -> float:
+def generated(engine: RunningEngine, mix: Mix) -> float:
     """Output tokens a second of `LLM.generate` on the same mix."""
-    engine = RunningEngine(ENGINES["minipaged"], settings)
-    try:
-        results = [engine.sample("generate", mix) for _ in range(repeat)]
-    finally:
-        engine.close()
-    return max(result["output_tokens"] / result["seconds"] for result in results)
+    result = engine.sample("generate", mix)
+    return result["output_tokens"] / result["seconds"]
 
 
 def measure(engines: Sequence[str], settings: Settings, mix: Mix, args: argparse.Namespace) -> dict[str, Any]:
     """What each server does, by name. vLLM comes first: its saturation sets the rate."""
     found: dict[str, Any] = {}
     rate = args.rate
-    mean_tokens = sum(request["max_tokens"] for request in mix) / len(mix)
     for engine in sorted(engines, key=lambda name: name != "vllm"):
-        with serving(engine, settings) as (port, seconds):
-            tokens = saturation(port, mix, args.repeat)
-            rate = rate or HTTP_SHARE * tokens / mean_tokens
-            found[engine] = {"start": seconds, "saturation": tokens, "rate": rate}
-            found[engine] |= at_rate(port, mix, rate, args.requests)
+        found[engine] = measure_one(engine, settings, mix, rate, args)
+        rate = found[engine]["rate"]
         print(f"{engine}: {json.dumps(found[engine])}", file=sys.stderr, flush=True)
-    if "minipaged" in engines:
-        alone = without_http(settings, mix, args.repeat)
-        found["minipaged"]["generate"] = alone
-        found["minipaged"]["http_adds"] = 1 - found["minipaged"]["saturation"] / alone
+    return found
+
+
+def measure_one(
+    engine: str, settings: Settings, mix: Mix, rate: float | None, args: argparse.Namespace
+) -> dict[str, Any]:
+    """What one server does, at `rate` or at half of its saturation.
+
+    `LLM.generate` takes turns with our server, and the best try of each counts: what HTTP adds is little, and
+    the machine of one minute is not that of the next.
+    """
+    numbers = count(1)
+
+    def serve_at_once() -> float:
+        return at_once(port, fresh(mix, next(numbers)))
+
+    def serve_at_rate() -> dict[str, float]:
+        requests = islice(cycle(mix), args.requests)
+        return at_rate(port, [fresh([request], next(numbers))[0] for request in requests], rate)
+
+    tries, alone = [], []
+    with ExitStack() as stack:
+        port, seconds = stack.enter_context(serving(engine, settings))
+        if engine == "minipaged":
+            without_http = RunningEngine(replace(ENGINES[engine], option="caching"), settings)
+            stack.callback(without_http.close)
+            without_http.serve(mix[:8])
+        at_once(port, mix[:8])
+        for _ in range(args.repeat):
+            tries.append(when_quiet(serve_at_once, settings.foreign_limit)[0])
+            if engine == "minipaged":
+                alone.append(generated(without_http, fresh(mix, next(numbers))))
+        rate = rate or RATE_SHARE * max(tries) * len(mix) / sum(request["max_tokens"] for request in mix)
+        found = {"start": seconds, "saturation": max(tries), "rate": rate}
+        found |= when_quiet(serve_at_rate, settings.foreign_limit)[0]
+    if alone:
+        found |= {"generate": max(alone), "http_adds": 1 - max(tries) / max(alone)}
     return found
 
 

@@ -1,4 +1,4 @@
-"""minipaged. --option torch: on a machine without a compiler."""
+"""minipaged. --option torch: on a machine without a compiler; caching: with the prefix cache, as a server."""
 
 import os
 
@@ -18,7 +18,7 @@ llm = LLM(
     kv_memory=args.kv_bytes,
     max_model_len=args.max_len,
     max_num_seqs=64,
-    enable_prefix_caching=False,
+    enable_prefix_caching=args.option == "caching",
 )
 
 
