@@ -63,8 +63,8 @@ print(answer.outputs[0].text.strip())
 # 5. **find the bug**: you get the symptom, you name the cause;
 # 6. questions to **check yourself**, and the **sources**. Lessons 01 to 12 also lead to an **exercise**.
 #
-# Where the text states a number, a cell beside it computes the number. The outputs you see were stored when the lesson was built;
-# `make test` runs all lessons again and compares every line, except what depends on your machine.
+# The outputs you see were stored when the lesson was built; `make test` runs all lessons again and compares every line, except what
+# depends on your machine.
 
 # %% [markdown]
 # ## The question
@@ -122,9 +122,11 @@ wrong_in_strips = {
     capacity // max(lengths): "the server cannot know the longest length; it reserves 512 tokens",
 }
 peaks = [run.figures()["running_peak"] for run in runs]
+assert peaks == [5, 64]
 compare(my_at_once_in_strips, peaks[0], "requests at once in strips", wrong_in_strips)
 num_blocks, at_the_end = capacity // 16, sum(blocks_for(n, 16) for n in lengths)
 full = num_blocks * 64 // at_the_end
+assert full < 64
 wrong_in_blocks = {full: "so many fit at full length, which they never reach all at once"}
 compare(my_at_once_in_blocks, peaks[1], "requests at once in blocks", wrong_in_blocks)
 say(f"At full length the sixty-four would need {at_the_end} blocks; the budget has {num_blocks}. "
@@ -143,9 +145,6 @@ show(
     "of it empty. With blocks, what is taken is nearly full, and all 64 are done much sooner.",
 )
 
-# %% tags=["nbval-ignore-output"]
-seconds = [run.seconds for run in runs]
-say(f"On this machine: {seconds[0]:.0f} s in strips, {seconds[1]:.0f} s in blocks.")
 
 # %% [markdown]
 # ## Why
@@ -162,7 +161,7 @@ say(f"On this machine: {seconds[0]:.0f} s in strips, {seconds[1]:.0f} s in block
 # %% [markdown]
 # ## The code as it stands
 #
-# How many blocks does a request hold? The two ways differ only in `block_size`.
+# How many blocks does a request hold?
 
 # %%
 show_source(blocks_for)
@@ -217,7 +216,7 @@ print([n for n in range(1, 100) if blocks_held(n) != blocks_for(n, 16)])
 # | the ground | [01 Why keep K and V](01_why_cache.ipynb) · [02 How the cache grows](02_kv_growth.ipynb) · [03 What contiguous preallocation wastes](03_contiguous_waste.ipynb) · [04 Blocks and block tables](04_block_tables.ipynb) · [05 Attention through the table](05_paged_attention.ipynb) |
 # | kernels | [06 A first Triton kernel](06_first_triton_kernel.ipynb) · [07 A fast decode kernel](07_fast_decode.ipynb) · [08 Prefill and chunks](08_prefill_and_chunks.ipynb) |
 # | sharing, scheduling | [09 Copy-on-write](09_copy_on_write.ipynb) · [10 Sharing prefixes](10_sharing_prefixes.ipynb) · [11 The scheduler](11_scheduler.ipynb) |
-# | all of it | [12 The whole engine](12_engine.ipynb) · [13 Smaller K and V](13_smaller_kv.ipynb) · [14 vLLM today](14_vllm_today.ipynb) |
+# | all of it | [12 The whole engine](12_engine.ipynb) · [13 Smaller K and V](13_smaller_kv.ipynb) · [14 vLLM today](14_vllm_today.ipynb) · [15 Serving](15_serving.ipynb) |
 #
 # 01 to 05 build on one another; kernels and sharing can then be read in either order. Studies that lead further are in
 # [notebooks/extra](extra).
@@ -227,13 +226,18 @@ print([n for n in range(1, 100) if blocks_held(n) != blocks_for(n, 16)])
 #
 # <details><summary>1. In strips, five requests run at once. Which single number would you have to change to run ten?</summary>
 #
-# The longest length that a request may have: halve it. (Or double the memory.) That answers are short does not help: a strip has
-# the size of what *might* come.
+# The longest length that a request may have: halve it. That answers are short does not help: a strip has the size of what *might*
+# come.
 # </details>
 #
 # <details><summary>2. In blocks, some of the memory that was taken held no token either. Where is it?</summary>
 #
 # In the last block of each request, after its last token: at most fifteen empty places, whatever the maximum length.
+# </details>
+#
+# <details><summary>3. Why not blocks of a single token?</summary>
+#
+# Nothing would be wasted, but the table would have an entry for every token, and it is read in every step.
 # </details>
 
 # %% [markdown]

@@ -82,7 +82,7 @@ for n, vector in enumerate(vectors, start=1):
 #
 # In a real model a second layer's vectors come out of the first layer's attention, so they depend on several tokens. Keeping is
 # right only if they never depend on *later* ones. They do not: a token attends to itself and to what comes before it, which is the
-# [causal mask](../docs/glossary.md#causal-mask). We come back to it below.
+# [causal mask](../docs/glossary.md#causal-mask).
 #
 # A real model also has several attention *heads* in a layer (lesson 02), and an *output layer* at the end, which turns the last
 # vector into one score for each token of the vocabulary: the [logits](../docs/glossary.md#logits).
@@ -102,8 +102,8 @@ my_times_more_for_256 = None  # your guess
 #
 # ### First: is the answer the same?
 #
-# The model, in 32 bits so that rounding errors stay small; a cache; and one function that feeds tokens to the model. `start` says
-# how many of them are in the cache already.
+# The model, in 32 bits so that rounding errors stay small; a cache; and a function that feeds tokens to the model. The first
+# `start` of them are in the cache already.
 #
 # Instead of `torch.cat` the engine has a cache of fixed size. Three of its names appear here, and each has a lesson of its own:
 # `KVSpec` says how large a key and a value are (02), `KVStorage` holds the tensors, in blocks of 16 tokens (04), and
@@ -147,6 +147,7 @@ prompt = tokenizer.encode("The reason why people keep a diary is")
 (again, logits_again), (kept, logits_kept) = (write(prompt, 16, keep) for keep in (False, True))
 largest = float((logits_again - logits_kept).abs().max())
 print("the same sixteen tokens:", again == kept, " logits to a thousandth:", largest < 1e-3)
+assert again == kept and largest < 1e-3
 
 # %% tags=["nbval-ignore-output"]
 print(f"{tokenizer.decode(kept)}\nlargest difference of any logit: {largest:.1e}")
@@ -195,8 +196,8 @@ table(
 )
 
 # %% [markdown]
-# One column grows, the other is flat. In the layers, reading 512 tokens again costs exactly 512 times as much as one token. But the
-# output layer is paid once either way, and it is large: it has a row for each of the many tokens in the vocabulary.
+# One column grows, the other is flat. In the layers, reading 512 tokens again costs exactly 512 times as much as one. But the output
+# layer is paid once either way, and it is large: it has a row for each token of the vocabulary.
 
 # %%
 at_512 = counted[512][0] / counted[512][1]
@@ -213,7 +214,7 @@ say(f"The output layer is {100 * head / counted[512][1]:.0f} % of a cached step'
 # %% [markdown]
 # ### Third: on the clock
 #
-# Now the time: the better of two tries, as other programs disturb.
+# Now the time, the better of two tries.
 
 # %%
 def seconds(tokens, start, tries=2):
@@ -263,7 +264,7 @@ show(
 # ## Why
 #
 # **Why may we keep them?** Because of the causal mask: a token sees itself and what comes *before* it. Whatever is written later
-# cannot change its key and value, in any layer. To see it, change one token and look at the cache.
+# cannot change its key and value, in any layer. Change one token and look at the cache:
 
 # %%
 def cache_of(tokens):
@@ -279,20 +280,21 @@ for position in (8, 2):
     other[position] = text[20]
     moved = (cache_of(text[:12]) - cache_of(other)).abs().amax(dim=(0, 1, 3, 4)) > 1e-3  # [tokens]
     print(f"token {position} replaced, changed: {moved.nonzero().flatten().tolist()}")
+    assert moved[position:].all() and not moved[:position].any()
 
 # %% [markdown]
 # Only the token itself and those after it. The past is finished; that is what makes it worth keeping.
 #
 # **Why does a cached step cost anything?** The new token still goes through every weight of the model once. On the clock, that is
-# mostly the time to *read* the weights from memory. A step with one token reads all weights to use each of them once; a step with
-# many tokens uses each many times. So there are two phases, with different limits:
+# mostly the time to *read* the weights from memory. A step with one token uses each of them once, a step with many tokens many
+# times. So there are two phases, with different limits:
 #
 # | | tokens per step | limited by |
 # |:--|:--|:--|
 # | [prefill](../docs/glossary.md#prefill) | the whole prompt | arithmetic |
 # | [decode](../docs/glossary.md#decode) | one for each request | reading memory |
 #
-# That is why a server wants to decode for *many* requests in one step: they share the reading of the weights.
+# That is why a server wants to decode for *many* requests in one step.
 
 # %% tags=["nbval-ignore-output"]
 alone, all_at_once = timed[1][1], timed[64][0] / 64
@@ -308,9 +310,9 @@ say(f"One token alone: {1000 * alone:.1f} ms. In a step of 64: {1000 * all_at_on
 show_source(Attention.forward)
 
 # %% [markdown]
-# The new token attends to itself too, and finds its own key in the cache like any other. `rotate` turns each query and key by an
-# angle that depends on the token's position in the text. This is *rotary embedding* (RoPE), and it is how attention knows the
-# order of the tokens: the average above has none.
+# *Write before read*: the new token attends to itself too, and finds its own key in the cache. `rotate` turns each query and key by
+# an angle that depends on the token's position in the text. This is *rotary embedding* (RoPE). It is how attention knows the order
+# of the tokens: the average above has none.
 
 # %% [markdown]
 # ## What must hold
@@ -336,9 +338,8 @@ for cuts in ((50, 100), (1, 2, 99, 100), (16, 32, 48, 64, 80, 100)):
 # %% [markdown]
 # ## Find the bug
 #
-# A small engine was tested with greedy decoding. The first token of each answer is right, every time. From the second on, the text
-# goes astray: these are words, but not those that the model would have said. No error is raised, all shapes are right, keys and
-# values are stored and read. Here is its step.
+# A small engine writes greedily. The first token of each answer is always right. From the second on, the text goes astray: these are
+# words, but not those that the model would have said. No error is raised, all shapes are right. Here is its step.
 
 # %%
 def feed_theirs(tokens, start):

@@ -99,6 +99,8 @@ unit = "percent under the power-of-two rule"
 compare(my_share_power_of_two, round(held["power_of_two"]), unit, wrong_power)
 wrong_oracle = {100: "no strip is too long, but each is reserved from the start and fills slowly"}
 compare(my_share_oracle, round(held["oracle"]), "percent under the oracle", wrong_oracle)
+assert results["maximum"].running == BUDGET // MAX_LEN
+assert held["maximum"] < held["power_of_two"] < held["oracle"] < 50
 
 # %% [markdown]
 # Even the oracle, which knows the future, fills less than half. (Two studies: [the same beside the paper's

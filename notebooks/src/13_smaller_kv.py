@@ -151,6 +151,7 @@ small = size < size.quantile(0.02)
 rise = {name: float(per_block[name][small].mean() / own[name][small].mean()) for name in EIGHT}
 print("with a scale for each block, the errors of the smallest vectors grow:")
 print(", ".join(f"{name} {times:.1f} times" for name, times in rise.items()))
+assert rise["int8"] > 4 and rise["fp8"] < 1.2
 
 # %%
 def dots(found):
@@ -261,6 +262,7 @@ wrong_odd = {
     1: "it is the other way round: only the prompt that ends with its block is fine",
 }
 compare(my_odd_prompts, len(off) - len(fine), "of 16", wrong_odd)
+assert fine == [32]
 
 # %% [markdown]
 # <details><summary><b>The cause</b></summary>
@@ -281,6 +283,7 @@ before = samples_apart(loaded, specs["bfloat16"], ids, 20, copy_as_before)
 mended = samples_apart(loaded, specs["int8"], ids, 20, KVStorage.copy_blocks)
 print("bfloat16, copied as before, is fine:", before < 0.01)
 print("int8, the engine's own copy, is fine:", mended < 0.01)
+assert max(before, mended) < 0.01
 
 # %% [markdown]
 # ## Check yourself
@@ -308,7 +311,7 @@ print("int8, the engine's own copy, is fine:", mended < 0.01)
 # - int8 is the more exact of the two as long as each vector has its own scale; fp8 tolerates a coarse one.
 # - A scale belongs to the vector that was stored with it, and moves with it. One list says what a block is made of.
 #
-# **Next:** [14 · vLLM today](14_vllm_today.ipynb), the last lesson: what became of all this.
+# **Next:** [14 · vLLM today](14_vllm_today.ipynb): what became of all this.
 #
 # ### Sources
 #

@@ -188,8 +188,8 @@ assert all(point.shows for point in POINTS)
 #   that end inside a block.
 # - Names are the same where both have them, so a script moves with its first line.
 #
-# **That was the last lesson.** The engine is yours to change; [CONTRIBUTING](../CONTRIBUTING.md) says how. To go back
-# to the map: [00 · Start here](00_start_here.ipynb). To the lesson before: [13 · Smaller K and V](13_smaller_kv.ipynb).
+# **Next:** [15 · Serving](15_serving.ipynb), the last lesson: requests that come over a network. To go back to the map:
+# [00 · Start here](00_start_here.ipynb). To the lesson before: [13 · Smaller K and V](13_smaller_kv.ipynb).
 #
 # ### Sources
 #
