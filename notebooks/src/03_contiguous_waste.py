@@ -28,7 +28,7 @@ from coursekit.workloads import lognormal_lengths
 # the server makes a [reservation](../docs/glossary.md#reservation), by one of three rules:
 #
 # - **maximum**: as long as any request may become;
-# - **power of two**: the prompt, and for the answer the next power of two above its true length. That is a server that guesses each
+# - **power of two**: the prompt, and for the answer its true length rounded up to a power of two. That is a server that guesses each
 #   answer's length within a factor of two;
 # - **oracle**: exactly as long as the request will be. No server can know that. It is the best that contiguous memory could do.
 #
