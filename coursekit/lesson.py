@@ -1,10 +1,13 @@
 """What a lesson says from code: sentences with computed numbers, tables, the engine's own source."""
 
+import importlib.util
 import inspect
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -46,6 +49,24 @@ def _package_path(item: Callable[..., Any] | type | property) -> str:
     package = _function(item).__module__.partition(".")[0]
     parts = Path(inspect.getsourcefile(_function(item)) or "").parts
     return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
+
+
+def changed_copy(module: ModuleType, before: str, after: str) -> ModuleType:
+    """A module loaded from a copy of the file of `module`, in which `after` stands for `before`.
+
+    The copy is kept, as Triton reads the source of its kernels. ValueError unless `before` occurs once.
+    """
+    text = Path(module.__file__ or "").read_text(encoding="utf-8")
+    if (count := text.count(before)) != 1:
+        raise ValueError(f"{module.__name__} has {before!r} {count} times, not once")
+    name = f"changed_{module.__name__.rpartition('.')[2]}"
+    file = Path(tempfile.mkdtemp()) / f"{name}.py"
+    file.write_text(text.replace(before, after), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec and spec.loader
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
 
 
 def compare(guess: float | None, answer: float, unit: str, wrong: Mapping[float, str] | None = None) -> None:

@@ -7,7 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from coursekit.figures.style import BLUE, GREY, PALE, house_style, label
-from coursekit.multiprocessors import ProgramRun, busy_share
+from coursekit.language import said
+from coursekit.multiprocessors import ProgramRun, busy_share, decode_programs, run_programs
+from minipaged.attention.targets import TARGETS
 
 LIGHT_BLUE = "#7ea3dc"
 
@@ -46,3 +48,34 @@ def programs_over_time(ways: Mapping[str, Sequence[ProgramRun]], num_multiproces
             label(axes, last, num_multiprocessors / 2, "done", offset=(6, 0), va="center", color=GREY)
     grid[-1].set_xlabel("time, in keys that one program reads one after the other")
     return figure
+
+
+def decode_on_a_card(target: str, sequences: int, context: int, num_kv_heads: int) -> tuple[Figure, str]:
+    """`programs_over_time` of a decode step, uncut and in the engine's parts, and a sentence about it.
+
+    Args:
+        target: a name of `TARGETS`.
+        sequences: of the step, equally long.
+        context: keys of each.
+        num_kv_heads: of the model.
+    """
+    from minipaged.attention.kernels.arguments import keys_per_part  # needs Triton, the figures do not
+
+    count = TARGETS[target].num_multiprocessors
+    part_len = keys_per_part(sequences, num_kv_heads, context, count)
+    ways = {"not cut": context, f"parts of {part_len} keys": part_len}
+    runs = {
+        name: run_programs(decode_programs([context] * sequences, num_kv_heads, keys), count)
+        for name, keys in ways.items()
+    }
+    before, after = (f"{busy_share(each, count):.0%}" for each in runs.values())
+    words = said(
+        "{sequences} × {context} keys: uncut, {before} of the time of {count} multiprocessors is used; "
+        "cut, {after}",
+        sequences=sequences,
+        context=context,
+        before=before,
+        count=count,
+        after=after,
+    )
+    return programs_over_time(runs, count), words

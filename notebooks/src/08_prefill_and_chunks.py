@@ -8,18 +8,9 @@
 # **You will be able to** lay out the tokens of a mixed step by hand, say which keys each of its queries may see,
 # prove that a prompt computed in pieces gives the same answer, and say what a token budget buys and what it costs.
 #
-# About 50 minutes. Runs in half a minute on two CPU cores; no GPU is used. Triton exists for Linux and Windows;
-# elsewhere, read along: the outputs are stored.
+# About 40 minutes. Runs in half a minute on two CPU cores; no GPU is used.
 
 # %%
-# Triton decides when it is imported whether it compiles or interprets, so this comes first.
-import importlib.util
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-if importlib.util.find_spec("triton") is None:
-    raise SystemExit("This lesson needs Triton (Linux, Windows): read the stored outputs here.")
-
 import math
 
 import ipywidgets
@@ -31,10 +22,10 @@ from minipaged import LLM, AttentionBatch, KVSpec, KVStorage, SamplingParams, lo
 from minipaged.attention import get_backend
 from coursekit.figures import show
 from coursekit.figures.chunks import mask_corners, prompt_in_chunks, tokens_per_step
-from coursekit.interpreted import reversed_programs
+from coursekit.interruption import serve_and_interrupt
 from coursekit.lesson import compare, say, show_source, table
 from coursekit.widgets import Explorable
-from coursekit.workloads import load_mix, lognormal_lengths
+from coursekit.workloads import load_mix
 
 # %% [markdown]
 # ## The question
@@ -66,36 +57,24 @@ my_chunks = None  # your guess
 #
 # A tensor is a rectangle; prompts differ in length.
 
-
 # %%
-def padding(lengths):
-    """Tokens computed in a rectangle, and the share of them that is padding."""
-    computed = len(lengths) * max(lengths)
-    return computed, 1 - sum(lengths) / computed
-
-
 prompts = [len(request.prompt_token_ids) for request in load_mix("chat48")]
-arriving = lognormal_lengths("sharegpt", 30, seed=0)[:, 0].tolist()  # 30 prompts of a chat service
 mixed = [max(prompts)] + [1] * (len(prompts) - 1)
-steps = {
-    "48 prompts of chat48": prompts,
-    "30 prompts as long as ShareGPT's": arriving,
-    "chat48's longest prompt beside 47 decodes": mixed,
-}
-rows = [(k, sum(v), padding(v)[0], round(100 * padding(v)[1])) for k, v in steps.items()]
+rows = []
+for name, lengths in (("48 prompts", prompts), ("the longest prompt beside 47 decodes", mixed)):
+    rectangle = len(lengths) * max(lengths)
+    rows.append((name, sum(lengths), rectangle, round(100 * (1 - sum(lengths) / rectangle))))
 table(["one step", "tokens", "as a rectangle", "% padding"], rows)
-assert sum(prompts) == 2478
 wrong_padding = {
     50: "that would be lengths spread evenly between nothing and the longest; but a few long "
     "prompts stretch the rectangle for all the others"
 }
-compare(my_padding_percent, round(100 * padding(prompts)[1]), "percent padding", wrong_padding)
-assert 0.5 < padding(prompts)[1] < padding(mixed)[1] and padding(arriving)[1] > 0.5
+compare(my_padding_percent, rows[0][3], "percent padding", wrong_padding)
+assert 50 < rows[0][3] < rows[1][3]
 
 # %% [markdown]
-# (Thirty, because the PagedAttention paper measured 30.42 requests at once on this traffic; the lengths are ours,
-# drawn with its mean.) Padding is computed through every layer like anything else, and then thrown away. It is worst
-# for the very step we are after: one long prompt beside many decodes.
+# Padding is computed through every layer like anything else, and then thrown away. It is worst for the very step we are
+# after: one long prompt beside many decodes.
 #
 # ### End to end
 #
@@ -105,21 +84,14 @@ assert 0.5 < padding(prompts)[1] < padding(mixed)[1] and padding(arriving)[1] > 
 # last two of nine tokens.
 
 # %%
-BLOCK_SIZE = 4
-names, query_lens, context_lens = "ABC", [1, 3, 2], [6, 3, 9]
-block_lists = [[7, 2], [5], [0, 9, 4]]
-batch = AttentionBatch.build(block_lists, query_lens, context_lens, BLOCK_SIZE)
+BLOCK_SIZE, block_lists = 4, [[7, 2], [5], [0, 9, 4]]
+batch = AttentionBatch.build(block_lists, [1, 3, 2], [6, 3, 9], BLOCK_SIZE)
 print("query_start:", batch.query_start.tolist())
-owner = [name for name, n in zip(names, query_lens, strict=True) for _ in range(n)]
 rows = [
-    (f"{row}: {name}", position, slot, position + 1)
-    for row, (name, position, slot) in enumerate(
-        zip(owner, batch.positions.tolist(), batch.slot_mapping.tolist(), strict=True)
-    )
+    (f"{row}: {'ABBBCC'[row]}", position, slot, position + 1)
+    for row, (position, slot) in enumerate(zip(batch.positions, batch.slot_mapping, strict=True))
 ]
 table(["row", "position", "slot of its key", "keys it sees"], rows)
-assert batch.query_start.tolist() == [0, 1, 4, 6]
-assert batch.positions.tolist() == [5, 0, 1, 2, 7, 8]
 assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
 
 # %% [markdown]
@@ -133,7 +105,7 @@ assert batch.slot_mapping.tolist() == [9, 20, 21, 22, 39, 16]
 # %%
 loaded = load_model("smollm2-135m", dtype=torch.float32, device="cpu")
 model, tokenizer, backend = loaded.model, loaded.tokenizer, get_backend("torch", "cpu")
-real_spec = KVSpec.from_model(loaded.config, torch.float32)
+spec = KVSpec.from_model(loaded.config, torch.float32)
 
 
 def run(storage, sequences):
@@ -148,12 +120,10 @@ texts = ["The capital of France is", "One, two, three, four,", "Water boils at"]
 ids = [tokenizer.encode(text) for text in texts]
 places = [[8 * i + b for b in (3, 0, 6, 1, 4)] for i in range(3)]  # scattered blocks of each
 together = [(blocks, t, len(t)) for blocks, t in zip(places, ids, strict=True)]
-hidden = run(KVStorage(real_spec, 24, BLOCK_SIZE), together)
+hidden = run(KVStorage(spec, 24, BLOCK_SIZE), together)
 for one, rows in zip(together, hidden.split([len(t) for t in ids]), strict=True):
-    alone = run(KVStorage(real_spec, 24, BLOCK_SIZE), [one])
-    assert torch.allclose(rows, alone, rtol=1e-3, atol=1e-3)
-print("tokens in the step:", hidden.shape[0], "  in a rectangle:", padding(list(map(len, ids)))[0])
-print("each of the three: as when it is computed alone, up to rounding")
+    assert torch.allclose(rows, run(KVStorage(spec, 24, BLOCK_SIZE), [one]), rtol=1e-3, atol=1e-3)
+print(len(hidden), "tokens in a step; each of the three as if alone, up to rounding")
 
 # %% [markdown]
 # ### The corner of the mask
@@ -165,28 +135,22 @@ print("each of the three: as when it is computed alone, up to rounding")
 # %%
 values = torch.arange(1.0, 6.0).reshape(1, 1, 5, 1)  # [batch, heads, keys, size]
 keys, query = torch.zeros(1, 1, 5, 1), torch.zeros(1, 1, 2, 1)
-by_is_causal = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
 mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)  # query i stands at position 5 - 2 + i
-by_position = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-print("is_causal:   ", by_is_causal.flatten().tolist())
-print("by position: ", by_position.flatten().tolist())
+first = F.scaled_dot_product_attention(query, keys, values, is_causal=True).flatten().tolist()
+last = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).flatten().tolist()
+show(
+    mask_corners(2, 5, {"first": first, "last": last}),
+    "Two masks of two queries by five keys. Left, is_causal: aligned to the first key, queries see "
+    "one and two. Right, by position: aligned to the last, four and five.",
+)
 wrong_first_query = {
     1.0: "that is a mask whose first query stands at position 0; but three tokens were"
     " there before it",
     1.5: "that is a query at position 1; it is the fourth token, and sees keys 1 to 4",
     3.0: "that is all five keys; the last of them comes after this query",
 }
-compare(my_first_query, by_position.flatten()[0].item(), "for the first query", wrong_first_query)
-assert by_is_causal.flatten().tolist() == [1.0, 1.5]
-assert by_position.flatten().tolist() == [2.5, 3.0]
-
-# %%
-results_of = {"first": by_is_causal.flatten().tolist(), "last": by_position.flatten().tolist()}
-show(
-    mask_corners(2, 5, results_of),
-    "Two masks of two queries by five keys. Aligned to the first key, queries see one and two; "
-    "aligned to the last, four and five.",
-)
+compare(my_first_query, last[0], "for the first query", wrong_first_query)
+assert first == [1.0, 1.5] and last == [2.5, 3.0]
 
 # %% [markdown]
 # A token sees itself and what stands before it: the [causal mask](../docs/glossary.md#causal-mask). The last of $q$
@@ -194,22 +158,21 @@ show(
 #
 # $$k - q + i$$
 #
-# and sees the keys up to there. `is_causal` counts both queries and keys from their first. Its first query sees one
-# key, its second sees two, and the three newest keys, the queries' own among them, are not seen at all. Nothing fails,
-# and no shape is wrong.
+# and sees the keys up to there. `is_causal`, on the left, counts both queries and keys from their first. The three newest
+# keys, the queries' own among them, are not seen at all. Nothing fails, and no shape is wrong.
 #
 # **Why do so many get this wrong?** Because the two masks are the same when a whole prompt is computed at once, and
 # decode, with one query, needs no mask at all. A test of prefill and a test of decode both pass:
 
 # %%
-for length in (1, 2, 5, 17):
+for length in (2, 5, 17):
     q, k, v = torch.randn(3, 1, 1, length, 8, generator=torch.Generator().manual_seed(length))
-    whole = torch.ones(length, length, dtype=torch.bool).tril(0)  # k - q = 0
-    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=whole)
-    assert torch.allclose(
-        F.scaled_dot_product_attention(q, k, v, is_causal=True), wanted, atol=1e-6
+    mask = torch.ones(length, length, dtype=torch.bool).tril(0)  # k - q = 0
+    by_causal, by_mask = (
+        F.scaled_dot_product_attention(q, k, v, **way)
+        for way in ({"is_causal": True}, {"attn_mask": mask})
     )
-print("whole prompts of 1, 2, 5 and 17 tokens: both masks give the same")
+    print(f"{length} of {length} queries: equal", torch.allclose(by_causal, by_mask, atol=1e-6))
 
 # %% [markdown]
 # ### A prompt in pieces
@@ -220,157 +183,51 @@ print("whole prompts of 1, 2, 5 and 17 tokens: both masks give the same")
 
 # %%
 sentence = tokenizer.encode("A library keeps its books wherever there is room on the shelves")[:10]
-blocks = [2, 0, 3]
 
 
 def in_chunks(chunk_lens):
     """Logits after each chunk; all keys and values [2, layers, tokens, heads, size]."""
-    storage, logits, stop = KVStorage(real_spec, 4, BLOCK_SIZE), [], 0
+    storage, logits, stop = KVStorage(spec, 4, BLOCK_SIZE), [], 0
     for n in chunk_lens:
         stop += n
-        hidden = run(storage, [(blocks, sentence[:stop], n)])
+        hidden = run(storage, [([2, 0, 3], sentence[:stop], n)])
         logits.append(model.compute_logits(hidden[-1:])[0])
-    slots = AttentionBatch.build([blocks], [stop], [stop], BLOCK_SIZE).slot_mapping
-    stored = torch.stack([cache.flatten(1, 2)[:, slots] for cache in (storage.key, storage.value)])
-    return logits, stored
+    slots = AttentionBatch.build([[2, 0, 3]], [stop], [stop], BLOCK_SIZE).slot_mapping
+    return logits, torch.stack([c.flatten(1, 2)[:, slots] for c in (storage.key, storage.value)])
 
 
-ways = {"10": [10], "4 + 4 + 2": [4, 4, 2], "ten single tokens": [1] * 10}
-results = {name: in_chunks(chunks) for name, chunks in ways.items()}
-(whole_logits,), whole_stored = results["10"]
-for logits, stored in results.values():
-    assert torch.allclose(stored, whole_stored, rtol=1e-3, atol=1e-3)
-    assert torch.allclose(logits[-1], whole_logits, rtol=1e-3, atol=1e-3)
-    assert logits[-1].argmax() == whole_logits.argmax()
-print("the next token, three times:", repr(tokenizer.decode([int(whole_logits.argmax())])))
-print("keys, values and logits: the same, up to rounding")
+def same(one, other):
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+(whole_logits,), whole_stored = in_chunks([10])
+for chunks in ([10], [4, 4, 2], [1] * 10):
+    logits, stored = in_chunks(chunks)
+    assert same(stored, whole_stored) and same(logits[-1], whole_logits)
+    print(chunks, "the next token:", repr(tokenizer.decode([int(logits[-1].argmax())])))
 
 # %% [markdown]
-# (Up to rounding, because other shapes add the same numbers in another order.) Nothing here is new: decode *is* a chunk
-# of one token. And when the beginning of a prompt is found in a prefix cache, a *prefix hit* (lesson 10), only its last
-# chunk is left to compute; another request has computed the others.
+# Keys, values and logits are the same too, up to rounding, because other shapes add the same numbers in another order.
+# Nothing here is new: decode *is* a chunk of one token. And when the beginning of a prompt is found in a prefix cache, a
+# *prefix hit* (lesson 10), only its last chunk is left to compute. So the engine has one Triton kernel for all of these:
+# the study [One kernel for every step](extra/08_one_kernel.ipynb) opens it.
 #
 # Note one thing for later. Every chunk has a last row, and the logits there are those of a prompt that *ends* there.
 # After the first four tokens the model predicts something too:
 
 # %%
-early = int(results["4 + 4 + 2"][0][0].argmax())
+early = int(in_chunks([4])[0][0].argmax())
 print(repr(tokenizer.decode(sentence[:4])), "->", repr(tokenizer.decode([early])))
 print("the prompt goes on with:     ", repr(tokenizer.decode(sentence[4:5])))
-assert early != int(whole_logits.argmax())
 
 # %% [markdown]
 # That prediction must not become a token of the answer. Only the row of a prompt's *last* token may be sampled.
 #
-# ### One kernel for all of it
-#
-# The engine has one Triton kernel for everything that has more than one query in it. A program takes a
-# [tile](../docs/glossary.md#tile) of rows: as many consecutive tokens of one sequence as fit, times the query heads
-# that share a KV head. Five sequences at once: a whole prompt, a first chunk, a later chunk, what is left after a prefix
-# hit, a decode. The heads are small, since this runs in the interpreter; the pool is full of NaN; the float64 reference
-# says what is right. (A *warp* is 32 threads, a *stage* a tile in work or on its way; both matter on a card only.)
-
-# %%
-from minipaged.attention.kernels.arguments import Tile
-from minipaged.attention.kernels.prefill import prefill_launch
-from minipaged.attention.reference import ReferenceBackend
-from minipaged.attention.targets import TARGETS
-
-STEP = {  # new tokens, tokens in all
-    "a whole prompt": (11, 11),
-    "a first chunk": (8, 8),
-    "a later chunk": (7, 21),
-    "after a prefix hit": (3, 19),
-    "a decode": (1, 14),
-}
-new, seen = map(list, zip(*STEP.values(), strict=True))
-order = np.random.default_rng(8).permutation(24).tolist()
-tables = [[order.pop() for _ in range(math.ceil(n / BLOCK_SIZE))] for n in seen]
-mixed_step = AttentionBatch.build(tables, new, seen, BLOCK_SIZE)
-everything = AttentionBatch.build(tables, seen, seen, BLOCK_SIZE)
-table(["a step", "new tokens", "keys"], [(name, *pair) for name, pair in STEP.items()])
-
-# %%
-HEADS, KV_HEADS, SIZE = 6, 2, 16
-spec = KVSpec(num_layers=1, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=torch.float32)
-storage, generator = KVStorage(spec, 24, BLOCK_SIZE), torch.Generator().manual_seed(8)
-for tensor in storage.tensors:
-    tensor.fill_(torch.nan)
-layer = storage.layer(0)
-rows_kv = torch.randn(2, sum(seen), KV_HEADS, SIZE, generator=generator)
-layer.write(everything.slot_mapping, rows_kv[0], rows_kv[1])
-query = torch.randn(sum(new), HEADS, SIZE, generator=generator)
-expected = ReferenceBackend().paged_attention(query, layer, mixed_step, scale=SIZE**-0.5)
-tile = Tile(rows=16, keys=16, num_warps=4, num_stages=1)
-
-
-def by_kernel(query, layer, batch):
-    output = torch.full_like(query, torch.nan)
-    launch = prefill_launch(
-        output, query, layer, batch, SIZE**-0.5, target=TARGETS["sm_90"], tile=tile
-    )
-    launch.run()
-    return output, launch
-
-
-output, launch = by_kernel(query, layer, mixed_step)
-print("largest error over the five sequences:", f"{float((output - expected).abs().max()):.0e}")
-assert torch.allclose(output, expected, atol=1e-5) and not output.isnan().any()
-
-# %% [markdown]
-# Right for all five. Does each get the same when it is computed alone?
-
-# %%
-for blocks, n, context, rows, ours in zip(
-    tables, new, seen, query.split(new), output.split(new), strict=True
-):
-    alone = AttentionBatch.build([blocks], [n], [context], BLOCK_SIZE)
-    assert torch.equal(by_kernel(rows.contiguous(), layer, alone)[0], ours)
-print("all five, alone and in the mixed step: equal, bit for bit")
-
-# %% [markdown]
-# **Which program works for whom?** The grid is one long line of tiles, and sequences need different numbers of them.
-# The trick, taken from vLLM, is to give each sequence *one tile more* than its tokens might fill. With tiles of 8 tokens:
-#
-# ```
-# tokens       |  A: 20 tokens           | B: 1 |  C: 9 tokens    |     query_start  0, 20, 21
-# tiles        |  A 8  |  A 8  |  A 4  |  B 1  |  C 8  |  C 1  |        first tiles  0,  3,  4
-#                 0       1       2       3       4       5              = query_start // 8 + number of the sequence
-# ```
-#
-# So no list is needed: a program finds its sequence by binary search in `query_start`. In plain Python, for the step
-# above, every tile and what it has to do:
-
-# %%
-GROUP = HEADS // KV_HEADS  # query heads that share a KV head
-TOKENS = tile.rows // GROUP  # tokens of a tile
-starts = mixed_step.query_start.tolist()
-first_tiles = [start // TOKENS + i for i, start in enumerate(starts[:-1])]
-work = []
-for program in range(launch.grid[1]):
-    i = max(i for i, first in enumerate(first_tiles) if first <= program)
-    first = (program - first_tiles[i]) * TOKENS
-    work.append((list(STEP)[i], max(0, min(TOKENS, new[i] - first))))
-rows = [(f"{program}: {name}", tokens) for program, (name, tokens) in enumerate(work)]
-table([f"tile of {TOKENS} tokens", "tokens in it"], rows)
-assert sum(tokens for _, tokens in work) == sum(new)
-idle = sum(tokens == 0 for _, tokens in work)
-say(f"""
-    {launch.grid[1]} tiles, of which {idle} have nothing to do and end at once. {TOKENS} tokens of
-    {GROUP} heads use {TOKENS * GROUP} of the {tile.rows} rows of a tile.
-""")
-assert launch.grid == (KV_HEADS, sum(new) // TOKENS + len(new))
-assert idle < len(new) and tile.rows - TOKENS * GROUP == 1
-
-# %% [markdown]
-# There can never be more idle tiles than sequences. A rectangle of programs, as wide as the longest sequence, would be
-# the padding that we have just got rid of.
-#
 # ### Why a server cuts prompts
 #
 # Now the engine, with a tiny random model, since we count tokens. Eight conversations are answering. After six steps a
-# prompt of 400 tokens arrives. Once without chunks, once with a [token budget](../docs/glossary.md#token-budget) of 64:
-# no step computes more.
+# prompt of 400 tokens arrives ([serve_and_interrupt](../coursekit/interruption.py)). Once without chunks, once with a
+# [token budget](../docs/glossary.md#token-budget) of 64: no step computes more.
 
 # %%
 from minipaged.checkpoints.loading import LoadedModel
@@ -381,42 +238,14 @@ CHATS, LONG, BUDGET = 8, 400, 64
 rng = np.random.default_rng(0)
 chats = [rng.integers(3, TINY.vocab_size, 7).tolist() for _ in range(CHATS)]
 long_prompt = rng.integers(3, TINY.vocab_size, LONG).tolist()
-print(CHATS, "chats of 7 tokens, and one prompt of", LONG)
-
-
-# %%
-def serve_and_interrupt(loaded, chats, long_prompt, *, tokens=24, **options):
-    """All answers by request, and what each step computed."""
-    options |= {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 16, "device": "cpu"}
-    llm = LLM(loaded, enable_prefix_caching=False, **options)
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    answers, step = {}, 0
-    for i, prompt in enumerate(chats):
-        llm.engine.add_request(f"chat {i}", prompt, params)
-    while llm.engine.has_unfinished_requests():
-        if step == 6:
-            llm.engine.add_request("long", long_prompt, params)
-        for done in llm.engine.step():
-            answers[done.request_id] = list(done.outputs[0].token_ids)
-        step += 1
-    return answers, list(llm.trace)
-
-
-# %%
 SETTINGS = {
     "whole prompts": {"max_num_batched_tokens": 512, "enable_chunked_prefill": False},
     f"chunks, {BUDGET} tokens a step": {"max_num_batched_tokens": BUDGET},
 }
-runs = {
-    name: serve_and_interrupt(tiny, chats, long_prompt, **options)
-    for name, options in SETTINGS.items()
-}
-traces = {
-    name: [(step.prefill_tokens, step.decode_tokens) for step in trace]
-    for name, (_, trace) in runs.items()
-}
-whole, chunked = traces.values()
-rows = [(f"{i}", *whole[i], *chunked[i]) for i in range(4, 16)]
+runs = [serve_and_interrupt(tiny, chats, long_prompt, **options) for options in SETTINGS.values()]
+(answers, _), (chunked_answers, _) = runs
+whole, chunked = ([(s.prefill_tokens, s.decode_tokens) for s in trace] for _, trace in runs)
+rows = [(f"{i}", *whole[i], *chunked[i]) for i in range(5, 15)]
 table(["step", "whole: prompt", "whole: decodes", "chunks: prompt", "chunks: decodes"], rows)
 
 # %%
@@ -426,17 +255,9 @@ wrong_chunks = {
     6.25: "a step is whole, and eight of its 64 tokens belong to the conversations",
 }
 compare(my_chunks, len(with_prompt), "steps", wrong_chunks)
-longest = {name: max(sum(step) for step in trace) for name, trace in traces.items()}
-table(["", "longest step, tokens"], longest.items())
-assert list(longest.values()) == [LONG + CHATS, BUDGET]
-assert len(with_prompt) == math.ceil(LONG / (BUDGET - CHATS)) and sum(with_prompt) == LONG
-assert with_prompt[0] == BUDGET - CHATS == 56
-assert all(decode == CHATS for _, decode in chunked[6 : 6 + len(with_prompt)])
-(answers, _), (chunked_answers, _) = runs.values()
+print("answers that differ:", sum(answers[k] != chunked_answers[k] for k in answers))
+assert with_prompt[0] == BUDGET - CHATS and sum(with_prompt) == LONG
 assert answers == chunked_answers and len(answers) == CHATS + 1
-print(
-    "answers that differ between the two:", sum(answers[k] != chunked_answers[k] for k in answers)
-)
 
 # %% [markdown]
 # Decodes come first: eight of the 64 tokens. The prompt gets the other 56. None of the eight misses a step, no step is
@@ -451,9 +272,8 @@ real_long = (tokenizer.encode("A library keeps its books wherever there is room.
 rows = []
 for name, options in SETTINGS.items():
     _, trace = serve_and_interrupt(loaded, real_chats, real_long, tokens=16, **options)
-    arrived = [step for step in trace[6:] if step.prefill_tokens]
-    worst, wait = max(s.duration for s in arrived), sum(s.duration for s in arrived)
-    rows.append((name, round(1000 * worst), round(1000 * wait)))
+    durations = [1000 * step.duration for step in trace[6:] if step.prefill_tokens]
+    rows.append((name, round(max(durations)), round(sum(durations))))
 table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 
 # %% [markdown]
@@ -465,10 +285,9 @@ table(["", "longest pause of the chats, ms", "the long prompt takes, ms"], rows)
 #
 # Chunks of a prompt. All the blue rows begin at the first key and end at the diagonal: that is the corner.
 
-
 # %%
 show(
-    prompt_in_chunks(ways["4 + 4 + 2"], 1),
+    prompt_in_chunks([4, 4, 2], 1),
     "A triangle of scores for ten queries, in three chunks. The four rows of the second are blue: "
     "they begin at the first key, of which four come from the cache, and end at the diagonal.",
 )
@@ -480,8 +299,7 @@ show(
 
 # %%
 def draw_budget(budget):
-    options = {"max_num_batched_tokens": budget}
-    _, trace = serve_and_interrupt(tiny, chats, long_prompt, **options)
+    _, trace = serve_and_interrupt(tiny, chats, long_prompt, max_num_batched_tokens=budget)
     steps = [(step.prefill_tokens, step.decode_tokens) for step in trace]
     prompt_steps = sum(prefill > 0 for prefill, _ in steps[6:])
     panels = {"whole prompts": whole[:30], f"at most {budget} tokens a step": steps[:30]}
@@ -491,10 +309,10 @@ def draw_budget(budget):
     )
 
 
-budgets = ipywidgets.SelectionSlider(
+slider = ipywidgets.SelectionSlider(
     options=[24, 32, 64, 128, 256], value=BUDGET, description="budget"
 )
-Explorable({"budget": budgets}, draw_budget)
+Explorable({"budget": slider}, draw_budget)
 
 # %% [markdown]
 # ## Why
@@ -505,67 +323,23 @@ Explorable({"budget": budgets}, draw_budget)
 # number of tokens.
 
 # %%
-H100 = {"bytes per second": 3350e9, "operations per second": 989e12}  # data sheet, 16 bits
-ridge = H100["operations per second"] / H100["bytes per second"]
-BYTES = 2
-
-
-def weight_intensity(tokens):
-    return 2 * tokens / BYTES  # operations on a weight ÷ bytes of a weight
-
-
-rows = [
-    (str(tokens), weight_intensity(tokens), round(100 * min(1, tokens / ridge)))
-    for tokens in (1, 32, 256, 512, 2048)
-]
-table(
-    ["tokens in a step", "operations per byte of weight", "% of an H100's arithmetic at most"], rows
-)
-assert weight_intensity(32) == 32 and 295 < ridge < 296
+ridge = 989e12 / 3350e9  # operations per byte of an H100 in 16 bits, from its data sheet
+busy = {tokens: round(100 * min(1, tokens / ridge)) for tokens in (1, 32, 256, 512, 2048)}
+rows = [(str(tokens), percent) for tokens, percent in busy.items()]
+table(["tokens in a step", "% of an H100's arithmetic at most"], rows)
 say(f"""
-    With 32 decodes the arithmetic of an H100 is {100 * 32 / ridge:.0f} % busy. Until a step has
+    With 32 decodes the arithmetic of an H100 is {busy[32]} % busy. Until a step has
     {math.ceil(ridge)} tokens, prompt tokens ride along on weights that are read anyway: room for
     **{math.floor(ridge) - 32} of them**.
 """)
-assert math.floor(ridge) - 32 == 263
 
 # %% [markdown]
 # Below that number, more tokens take hardly more time; above it, time grows with the tokens. So a much smaller budget
-# wastes arithmetic, and a much larger one makes pauses. (These are numbers of a data sheet; the study [This
-# processor](extra/07_this_processor.ipynb) measures those of your machine.)
-#
-# **What does a chunk cost?** It reads all the keys before it again. For a prompt of 4096 tokens and Llama 3 8B:
-
-# %%
-llama = KVSpec(num_layers=1, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-CONTEXT, WEIGHTS = 4096, 8.03e9 * BYTES
-rows = []
-for chunk in (4096, 1024, 512, 64):
-    read = sum(range(chunk, CONTEXT + 1, chunk))  # keys that the chunks read, one after the other
-    kv_bytes, weight_bytes = 32 * read * llama.bytes_per_token, CONTEXT // chunk * WEIGHTS
-    rows.append((str(chunk), CONTEXT // chunk, read / CONTEXT, kv_bytes / 1e9, weight_bytes / 1e9))
-    assert kv_bytes < 0.04 * weight_bytes
-table(["chunk", "steps", "each key is read, times", "GB of K and V", "GB of weights"], rows)
-assert rows[2][2] == (8 + 1) / 2
-
-# %% [markdown]
-# In $n$ chunks each key is read $(n + 1) / 2$ times on average. That looks bad, but is little beside the last column:
-# what a chunk really costs is reading all the weights again. In a busy server even that is nearly free, because the
-# decodes of those steps would have read the weights anyway. So chunks share their steps with decodes, and chunks are
-# not tiny.
+# wastes arithmetic, and a much larger one makes pauses. (A chunk also reads the keys before it again, which is little
+# beside the weights: the study [counts it](extra/08_one_kernel.ipynb).)
 #
 # ## The code as it stands
 #
-# The kernel. Look for three places: where a program finds its sequence, where the corner is (`seen`), and what a
-# program without tokens does.
-
-# %%
-from minipaged.attention.kernels.addresses import sequence_of_tile
-from minipaged.attention.kernels.prefill import prefill_kernel
-
-show_source(prefill_kernel.fn, sequence_of_tile.fn)
-
-# %% [markdown]
 # The positions and slots of a ragged step, without a loop over tokens; and how a request is put into a step's plan.
 # `num_tokens` is what it still misses, or what the budget has left. It is sampled only if it misses no more than that.
 # (Who is put there, the scheduler decides: lesson 11.)
@@ -587,40 +361,18 @@ show_source(new_token_slots, StepPlan.add)
 # | only the last token of a prompt is sampled | a guess from the middle of a question is taken for an answer |
 # | a step never computes more than its budget, and every token exactly once | pauses; holes in the cache |
 #
-# The first two, by the kernel, for every cut of the prompt into two chunks and for some into three. The third with the
-# programs of the mixed step in reverse order, since a GPU promises no order:
+# The second for every cut into two chunks, and the last for budgets that have room for the decodes:
 
 # %%
-LENGTH, where = seen[2], tables[2]  # a sequence of the mixed step
-all_queries = torch.randn(LENGTH, HEADS, SIZE, generator=generator)
-at_once = AttentionBatch.build([where], [LENGTH], [LENGTH], BLOCK_SIZE)
-wanted, _ = by_kernel(all_queries, layer, at_once)
-cuts = [(cut, LENGTH) for cut in range(1, LENGTH)] + [
-    (4, 9, LENGTH),
-    (1, 2, LENGTH),
-    (5, 16, LENGTH),
-]
-for stops in cuts:
-    pieces, start = [], 0
-    for stop in stops:
-        chunk = AttentionBatch.build([where], [stop - start], [stop], BLOCK_SIZE)
-        pieces.append(by_kernel(all_queries[start:stop], layer, chunk)[0])
-        start = stop
-    assert torch.allclose(torch.cat(pieces), wanted, atol=1e-6)
-with reversed_programs():
-    assert torch.equal(by_kernel(query, layer, mixed_step)[0], output)
-print(len(cuts), "ways to cut", LENGTH, "tokens, and the mixed step in reverse: all the same")
-
-# %% [markdown]
-# The budget, and every token once, for any budget that has room for the decodes:
-
-# %%
+for cut in range(1, 10):
+    logits, stored = in_chunks([cut, 10 - cut])
+    assert same(stored, whole_stored) and same(logits[-1], whole_logits)
 for budget in (16, 17, 33, 64, 100, 512):
     others, trace = serve_and_interrupt(tiny, chats, long_prompt, max_num_batched_tokens=budget)
     assert max(step.prefill_tokens + step.decode_tokens for step in trace) <= budget
     assert sum(step.prefill_tokens for step in trace) == LONG + sum(map(len, chats))
     assert others == answers
-print("six budgets from 16 to 512: none exceeded, every token once, the same answers")
+print("nine cuts: the same; six budgets: none exceeded, every token once, the same answers")
 
 # %% [markdown]
 # ## Find the bug
@@ -635,10 +387,8 @@ def rows_to_sample(query_lens):
     return np.cumsum(query_lens) - 1
 
 
-assert rows_to_sample([5]).tolist() == [4]
-assert rows_to_sample([1, 1, 1]).tolist() == [0, 1, 2]
-assert rows_to_sample([5, 1, 3]).tolist() == [4, 5, 8]
-print("three tests passed")
+for lens in ([5], [1, 1, 1], [5, 1, 3]):
+    print(lens, "->", rows_to_sample(lens).tolist())
 
 # %% [markdown]
 # It ran well. Only in the busiest hours, when the token budget was used up before every request had a share, users
@@ -655,11 +405,11 @@ my_row = None  # your guess: a row number, counted from 0
 # %%
 compare(my_row, int(rows_to_sample([5, 0, 3])[1]), "as the row, the last of its neighbour")
 waits = tokenizer.encode("She plays the old")
-storage = KVStorage(real_spec, 24, BLOCK_SIZE)
+storage = KVStorage(spec, 24, BLOCK_SIZE)
 run(storage, [(places[1], waits, len(waits))])  # it has keys and values from an earlier step
-busy = [(places[0], ids[0], len(ids[0])), (places[1], waits, 0), (places[2], ids[2], len(ids[2]))]
-hidden = run(storage, busy)
-sampled_rows = rows_to_sample([n for _, _, n in busy])
+busy_step = [together[0], (places[1], waits, 0), together[2]]
+hidden = run(storage, busy_step)
+sampled_rows = rows_to_sample([n for _, _, n in busy_step])
 tokens = model.compute_logits(hidden[sampled_rows]).argmax(dim=-1).tolist()
 for text, token in zip((texts[0], "She plays the old", texts[2]), tokens, strict=True):
     print(f"{text!r:28} -> {tokenizer.decode([token])!r}")
@@ -679,23 +429,18 @@ assert tokens[1] == tokens[0] and sampled_rows[1] == sampled_rows[0] == len(ids[
 # computed now. That also rules out the predictions in the middle of a prompt.
 # </details>
 #
-# The row −1, and the engine's own plans, with a budget so small that one request always goes without:
+# The engine's own plans, query lengths and how many are sampled, with a budget so small that one request always goes
+# without:
 
 # %%
-assert rows_to_sample([0, 4, 2])[0] == -1
-llm = LLM(
-    tiny, device="cpu", num_blocks=64, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=4
-)
-plans = []
+limits = {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 4}
+llm, plans = LLM(tiny, device="cpu", **limits), []
 llm.engine.on_step = lambda plan: plans.append((list(plan.query_lens), len(plan.sampled)))
 params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False)
-outputs = llm.generate([chats[0], long_prompt[:10], chats[1]], params, use_tqdm=False)
+llm.generate([chats[0], long_prompt[:10], chats[1]], params, use_tqdm=False)
 print(plans)
 assert all(min(lens) > 0 and sum(lens) <= 4 for lens, _ in plans)
-assert (
-    sum(sampled for _, sampled in plans) == sum(len(o.outputs[0].token_ids) for o in outputs) == 15
-)
-assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sampled
+assert sum(sampled for _, sampled in plans) == 3 * 5 and plans[0] == ([4], 0)
 
 # %% [markdown]
 # ## Check yourself
@@ -728,9 +473,9 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #
 # - All tokens of a step lie end to end. `query_start` says whose they are, and only attention needs to know.
 # - Query i of q over k keys stands at position k − q + i. Masks are aligned to the last key.
-# - Whole prompts, chunks, what follows a prefix hit and decodes are one case, with one kernel.
-# - Chunks bound the longest step, so no conversation stands still for another's prompt. The price is some reading, and
-#   a later first token for that prompt.
+# - Whole prompts, chunks, what follows a prefix hit and decodes are one case.
+# - Chunks bound the longest step, so no conversation stands still for another's prompt. The price is a later first token
+#   for that prompt.
 # - Only the row of a prompt's last token is sampled, and a sequence that gets nothing is not in the step.
 #
 # **Write it yourself:** [exercise 08](../exercises/08_causal_chunks/08_causal_chunks.ipynb), the corner of the mask,
@@ -745,7 +490,5 @@ assert plans[0] == ([4], 0)  # the first chunk of a prompt: computed, not sample
 #   steps, in which only attention knows sequences.
 # - A. Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI 2024,
 #   [arXiv:2403.02310](https://arxiv.org/abs/2403.02310): decodes first, prompts in chunks, a token budget.
-# - W. Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
-#   [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): figure 13, requests at once.
 # - The corner: flash-attention pull request 436, where the mask was moved to the last key. The row −1: tt-xla issue
-#   5830. Tiles without a list: vLLM's `triton_unified_attention.py` (pull request 16828).
+#   5830.

@@ -6,7 +6,7 @@ import pytest
 from checkout import ROOT
 
 from benchmarks.gpu.predict import CARDS
-from coursekit.figures.programs import programs_over_time
+from coursekit.figures.programs import decode_on_a_card, programs_over_time
 from coursekit.figures.roofline import roofline
 from coursekit.multiprocessors import run_programs
 
@@ -64,3 +64,11 @@ def test_the_lesson_has_the_same_data_sheets_as_the_benchmark():
     rows = re.findall(r'"(.+)": \((\S+), (\S+)\)', block)
     assert len(rows) >= 5
     assert {name: (ast.literal_eval(b), ast.literal_eval(f)) for name, b, f in rows}.items() <= CARDS.items()
+
+
+def test_a_card_is_drawn_uncut_and_in_the_parts_of_the_engine():
+    figure, words = decode_on_a_card("sm_90", 1, 32768, 8)
+    uncut, cut = (axes.get_title(loc="left") for axes in figure.axes)
+    assert uncut == "not cut: 8 programs, 6% of the multiprocessors' time used"
+    assert cut.startswith("parts of 512 keys: 512 programs")
+    assert words.startswith("1 × 32768 keys: uncut, 6% of the time of 132 multiprocessors is used; cut, ")

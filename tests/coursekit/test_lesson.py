@@ -1,6 +1,7 @@
 import pytest
 
 from coursekit import lesson
+from coursekit.lesson import changed_copy
 from minipaged.memory import KVSpec, blocks_for
 
 
@@ -63,3 +64,13 @@ def test_prose_in_a_cell_may_be_indented(said):
         and another.
     """)
     assert said == ["One line,\nand another."]
+
+
+def test_a_changed_copy_differs_in_that_line_only_and_leaves_the_module_alone():
+    copy = changed_copy(lesson, 'THIN_SPACE = "\\N{NARROW NO-BREAK SPACE}"', 'THIN_SPACE = "_"')
+    assert copy.number(1000) == "1_000" and lesson.number(1000) != "1_000"
+
+
+def test_a_changed_copy_of_what_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="0 times, not once"):
+        changed_copy(lesson, "no such line", "")

@@ -2,7 +2,8 @@
 # # 07 · Study: what the compiler says
 #
 # A study beside [lesson 07](../07_fast_decode.ipynb). The Triton kernels are compiled for an H100 or H200, with no such
-# card here, and the compiler's report is read. Triton exists for Linux and Windows; elsewhere, read along.
+# card here, and the compiler's report is read. Then come three questions that counting answers. Triton exists for Linux
+# and Windows; elsewhere, read along.
 
 # %%
 import importlib.util
@@ -69,16 +70,72 @@ say("""
 """)
 
 # %% [markdown]
+# ## How many bytes are on their way?
+#
+# The lesson says that 4.8 MB must be on their way to read at an H200's full speed, if a load takes a microsecond to come
+# back. How much is it with the tiles that the compiler fetches ahead, and the programs that a multiprocessor holds?
+
+# %% tags=["nbval-ignore-output"]
+target = TARGETS["sm_90"]
+H200, report = target.num_multiprocessors, by_name["decode_split"]
+ahead, resident = max(report["buffers"].values()), report["resident"]
+a_tile = 2 * arguments.decode_tile(target, 4, 128, 2).keys * 128 * 2  # keys and values
+on_the_way = ahead * resident * a_tile
+say(f"""
+    {ahead} tiles ahead, {resident} programs at a time: {on_the_way / 1024:.0f} KiB for a
+    multiprocessor. With all {H200} at work, {H200 * on_the_way / 1e6:.0f} MB are on their way; with
+    eight of them, {8 * on_the_way / 1e6:.1f} MB.
+""")
+assert H200 * on_the_way > 4.8e6 > 8 * on_the_way
+
+# %% [markdown]
+# ## What share of a step is it?
+#
+# A decode step reads the keys and values of each conversation, and all weights, once for the whole batch. Llama 3 8B,
+# 16 bits:
+
+# %%
+weights = 8.03e9 * 2  # 8.03 billion parameters
+kv = {batch: 32 * 2 * 8 * 128 * 2 * 4096 * batch for batch in (1, 8, 32, 128)}  # 32 layers
+rows = [(f"{batch} × 4096", weights / 1e9, k / 1e9, k / (k + weights)) for batch, k in kv.items()]
+table(["conversations", "weights, GB", "keys and values, GB", "share of keys and values"], rows)
+assert kv[1] < 0.05 * weights and kv[32] > weights and kv[128] > 4 * weights
+
+# %% [markdown]
+# With one conversation the keys and values hardly count. From about thirty on they are most of what a step reads, and
+# thirty at once is what paging makes possible.
+#
+# ## When does cutting pay?
+#
+# `keys_per_part` chooses how long a part is; `run_programs` says what share of the multiprocessors' time is used.
+
+# %%
+HEADS, KV_HEADS, SIZE, BYTES, LONG = 32, 8, 128, 2, 32768
+rows = []
+for count, context in ((1, LONG), (1, 2048), (4, 8192), (32, 4096), (128, 4096)):
+    part_len = arguments.keys_per_part(count, KV_HEADS, context, H200)
+    runs = [
+        run_programs(decode_programs([context] * count, KV_HEADS, keys), H200)
+        for keys in (context, part_len)
+    ]
+    shares = [round(busy_share(each, H200), 2) for each in runs]
+    rows.append((f"{count} × {context}", part_len, *map(len, runs), *shares))
+table(["batch", "keys per part", "programs", "programs, cut", "share used", "share, cut"], rows)
+assert rows[0][1:4] == (512, 8, 512) and rows[0][5] >= 0.95
+
+# %% [markdown]
+# The last two batches gain nothing. They are cut all the same, because a part has at most 2048 keys: in a real batch one
+# conversation is longer than the others, and uncut it would keep a single multiprocessor busy after all others have
+# finished.
+#
 # ## What share of the bandwidth can each reach?
 #
 # At most, if every load goes to memory and each multiprocessor has an equal share of it: the bytes that must be read over
 # those that are read, times the share of the multiprocessors' time that is used. One layer of Llama 3 8B on an H200.
 
+
+
 # %%
-HEADS, KV_HEADS, SIZE, BYTES, LONG = 32, 8, 128, 2, 32768
-H200 = TARGETS["sm_90"].num_multiprocessors
-
-
 def least_bytes(contexts):
     """Keys and values once, queries in, outputs out."""
     return 2 * BYTES * SIZE * (sum(contexts) * KV_HEADS + len(contexts) * HEADS)
