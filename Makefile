@@ -107,11 +107,10 @@ teach: setup ## install nbgrader, for a teacher whose class hands in through it
 	@$(ADD) teach
 
 serve: setup ## answer HTTP requests, with a page that shows the memory (ARGS="--port 9000")
-	@$(ADD) serve
 	@$(BIN)/minipaged serve --kv-memory 64MiB --max-model-len 2048 $(ARGS)
 
 served: setup ## test the server with real clients, and its page in Chromium (ARGS="-k api")
-	@$(ADD) test serve serve-test browser
+	@$(ADD) test serve-test browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -m serve tests/serve $(ARGS)
 
 lock: ## write uv.lock again, after a change of constraints.txt or pyproject.toml (needs uv)
@@ -124,7 +123,7 @@ home: setup ## write where the repository is published into every file that says
 	@$(BIN)/python scripts/set_home.py "$(REPO)"
 
 site: setup ## build lessons, exercises, guides and API reference as pages to read offline, into site/
-	@$(ADD) site serve
+	@$(ADD) site
 	@$(BIN)/python scripts/build_site.py
 
 slides: setup ## make slides of the lessons, to be shown in a class, in slides/ (ARGS=02: of lesson 02)

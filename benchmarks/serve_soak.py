@@ -1,28 +1,31 @@
-"""Ten thousand requests with random hang-ups: at the end every block is free and memory has not grown.
+"""Ten thousand requests with random hang-ups: at the end every block is free, and memory has stopped growing.
 
     python benchmarks/serve_soak.py [--requests 10000]
 
-It serves a tiny random model, so it proves bookkeeping, not speed. Memory is compared after half of the
-requests and at the end: by then the trace, which keeps the last steps, is full.
+The server is a process of its own with a tiny random model, so this proves bookkeeping, not speed. Its memory
+is read after every 250 requests. What it keeps on purpose (the trace of the last steps, caches, a heap with
+free places) fills up in the first half; the slope of the second, by least squares, is what a request leaks.
 """
 
 import argparse
 import asyncio
 import random
+import signal
+import statistics
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/serve"))
-from tiny import running, tiny_llm
-
-ALLOWED_GROWTH = 32 * 2**20  # bytes: Python's arenas, not a leak of a kilobyte a request
-AT_ONCE = 50
+SERVER = Path(__file__).resolve().parent.parent / "tests/serve/tiny.py"
+ALLOWED = 256  # bytes a request: one that is kept whole takes several kilobytes
+AT_ONCE, BETWEEN_READINGS = 50, 250
 
 
-async def one(client: httpx.AsyncClient, chance: random.Random) -> None:
+async def one(client: httpx.AsyncClient, chance: random.Random) -> str:
     """A request that is read whole, or left at a random moment."""
     body = {
         "prompt": "p" * chance.randint(1, 200),
@@ -34,34 +37,46 @@ async def one(client: httpx.AsyncClient, chance: random.Random) -> None:
         async with asyncio.timeout(chance.choice([None, None, chance.random() * 0.2])):
             (await client.post("/v1/completions", json=body)).raise_for_status()
     except TimeoutError:
-        pass
+        return "left"
+    return "read"
 
 
-async def send(url: str, number: int, chance: random.Random) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
-        for _ in range(number // AT_ONCE):
-            await asyncio.gather(*[one(client, chance) for _ in range(AT_ONCE)])
+async def soak(port: int, number: int, server: psutil.Process) -> tuple[Counter[str], list[tuple[int, int]]]:
+    """How requests ended; and after how many of them the server held how many bytes."""
+    chance, ends, readings = random.Random(1), Counter[str](), []
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+        while ends.total() < number:
+            ends.update(await asyncio.gather(*[one(client, chance) for _ in range(AT_ONCE)]))
+            if ends.total() % BETWEEN_READINGS == 0:
+                readings.append((ends.total(), server.memory_info().rss))
+                print(f"{ends.total():7} requests, {readings[-1][1] / 2**20:.1f} MiB", flush=True)
+    return ends, readings
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=10_000, help="at least 1000 (default: %(default)s)")
     args = parser.parse_args()
-    chance, memory = random.Random(1), psutil.Process()
-    with running(tiny_llm(num_blocks=200)) as server:
-        asyncio.run(send(server.url, args.requests // 2, chance))
-        server.wait_until_idle()
-        before = memory.memory_info().rss
-        asyncio.run(send(server.url, args.requests - args.requests // 2, chance))
-        server.wait_until_idle()
-        grown = memory.memory_info().rss - before
-        stats, pool = server.llm.stats, server.llm.engine.pool
-        print(
-            f"{stats.num_finished} finished, {stats.num_aborted} hung up, "
-            f"{stats.num_preemptions} preemptions; "
-            f"{pool.num_free} of {pool.num_blocks} blocks free, memory grew by {grown / 2**20:.1f} MiB"
+    if args.requests < 1000:
+        parser.error(f"--requests is {args.requests}, fewer than 1000 say nothing about memory")
+    command = [sys.executable, str(SERVER), "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        ends, readings = asyncio.run(
+            soak(int(child.stdout.readline()), args.requests, psutil.Process(child.pid))
         )
-    return 1 if grown > ALLOWED_GROWTH else 0
+        child.send_signal(signal.SIGTERM)
+        said = child.stdout.read().strip()  # "free 128 of 128, told 0"
+    late = readings[len(readings) // 2 :]
+    slope = statistics.linear_regression(*zip(*late, strict=True)).slope
+    print(
+        f"{ends['read']} read whole, {ends['left']} left; {said}; "
+        f"{slope:.0f} bytes a request in the second half"
+    )
+    free, total = said.removeprefix("free ").partition(",")[0].split(" of ")
+    return 0 if free == total and slope < ALLOWED else 1
 
 
 if __name__ == "__main__":

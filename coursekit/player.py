@@ -34,7 +34,7 @@ def player_page(recording: str = "", *, step: int = 0, pick: str | None = None) 
     It begins at `step`, with the block table of the sequence `pick` (as in "llm-0/1") joined to its blocks;
     `page.html#step=12&pick=llm-0/1` begins there whatever was given here.
     """
-    page = files("minipaged.serve") / "page"
+    page = files("minipaged.live") / "page"
 
     def read(name: str) -> str:
         return (page / name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import Any
 from minipaged.core.request import StepPlan
 from minipaged.engine.llm import LLM
 from minipaged.engine.output_processor import StepRecord
-from minipaged.serve.snapshot import FORMAT, VERSION, Camera
+from minipaged.recording import FORMAT, VERSION, Camera
 
 MAX_BYTES = 4 << 20
 """A recording of 48 chats from their first step to their last takes a tenth of this."""

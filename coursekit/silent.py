@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minipaged.checkpoints.loading import LoadedModel
 from minipaged.config import CacheConfig, EngineConfig, ModelConfig
 from minipaged.core.request import ParentRequest
 from minipaged.engine.engine import Engine
+from minipaged.engine.llm import LLM
 from minipaged.sampling_params import SamplingParams
 
 
@@ -70,6 +72,25 @@ def silent_engine(
     )
     model: Any = SilentModel(config)  # without argmax_tokens, for which it is never asked
     return Engine(model, cache, limits, clock=clock)
+
+
+def real_llm(
+    loaded: LoadedModel, *, num_slots: int, block_size: int, max_len: int, chunk: int | None = None
+) -> LLM:
+    """`LLM` within the limits of `silent_engine`, warmed up: it runs the same requests in the same steps."""
+    llm = LLM(
+        loaded,
+        device=loaded.model.device,
+        num_blocks=num_slots // block_size,
+        block_size=block_size,
+        max_model_len=max_len,
+        max_num_seqs=max(1, num_slots // 16),
+        max_num_batched_tokens=chunk or num_slots,
+        enable_prefix_caching=False,
+    )
+    llm.generate({"prompt_token_ids": [0]}, exactly(2), use_tqdm=False)
+    llm.engine.reset_stats()
+    return llm
 
 
 def replay(

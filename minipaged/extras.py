@@ -5,7 +5,7 @@ message may send anybody there.
 """
 
 # Extras that a make command installs; the others have none.
-COMMANDS = {"course": "make setup", "scale": "make scale", "serve": "make serve", "teach": "make teach"}
+COMMANDS = {"course": "make setup", "scale": "make scale", "serve": "make setup", "teach": "make teach"}
 
 
 def how_to_install(extra: str) -> str:

@@ -41,7 +41,9 @@ LAYERS = (
     ("minipaged.machine",),
     ("minipaged.core",),
     ("minipaged.engine",),
+    ("minipaged.recording",),
     ("minipaged.jobs", "minipaged.serve"),
+    ("minipaged.live",),
     ("minipaged.commands", "minipaged.cli", "minipaged.__main__"),
     ("coursekit",),
 )

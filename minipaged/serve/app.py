@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,16 +24,11 @@ from minipaged.serve import ServeSettings
 from minipaged.serve.engine_thread import Call, EngineThread
 from minipaged.serve.guards import Guard, read
 from minipaged.serve.metrics import Metrics
-from minipaged.serve.pages import LivePage
 from minipaged.serve.protocol import ApiError, ChatRequest, CompletionRequest, Form, Message, TokenizeRequest
 
-LONG_TEXT = 4_000  # characters; longer prompts are encoded in a thread of their own, and the loop goes on
 
-
-def make_app(llm: LLM, settings: ServeSettings) -> Starlette:
+def make_app(api: Api, pages: Sequence[Route] = ()) -> Starlette:
     """The server as an ASGI application. Its engine's thread runs between startup and shutdown."""
-    api = Api(llm, settings)
-    page = LivePage(llm, api.thread, settings)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -50,10 +46,10 @@ def make_app(llm: LLM, settings: ServeSettings) -> Starlette:
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/tokenize", api.tokenize, methods=["POST"]),
     ]
-    app = Starlette(routes=routes + page.routes(), lifespan=lifespan, exception_handlers=HANDLERS)
-    app.add_middleware(Guard, settings=settings)
-    app.state.thread, app.state.page = api.thread, page
-    return app
+    guard = Middleware(Guard, settings=api.settings)
+    return Starlette(
+        routes=[*routes, *pages], middleware=[guard], lifespan=lifespan, exception_handlers=HANDLERS
+    )
 
 
 def on_error(request: Request, error: Exception) -> Response:
@@ -114,10 +110,8 @@ class Api:
         return JSONResponse(sizes | {"tokens": tokens, "token_strs": texts})
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        encode = self.llm.get_tokenizer().encode
-        if len(text) < LONG_TEXT:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+        """In a thread of its own: a long text takes long, and the loop goes on."""
+        return await asyncio.to_thread(self.llm.get_tokenizer().encode, text, add_special_tokens)
 
     async def _encode_chat(self, messages: list[Message]) -> list[int]:
         tokenizer = self.llm.get_tokenizer()
@@ -183,7 +177,7 @@ class Answer(Response):
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        streams = self._form.ask.stream
+        streams, told = self._form.ask.stream, None
         writing = asyncio.ensure_future(self._stream(send) if streams else self._whole(scope, receive, send))
         leaving = asyncio.ensure_future(leave())
         try:
@@ -195,12 +189,13 @@ class Answer(Response):
         except ApiError as error:
             if not streams:
                 raise
-            writing.cancel()  # too late for a status
-            await send(event(error.body, "[DONE]", more=False))
+            told = error.body  # too late for a status
         finally:
             writing.cancel()
             leaving.cancel()
             self._thread.close(self._call)
+        if told is not None:
+            await send(event(told, "[DONE]", more=False))  # a reader that takes nothing may hold this up
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices = []

@@ -54,6 +54,7 @@ class EngineThread(threading.Thread):
             from the start of a step to that of the next.
         on_turn: called in this thread after each turn, and when it comes to rest. It must return at once.
         on_finished: called in the event loop with each finished output.
+        on_closing: called in the event loop when the server begins to shut down.
     """
 
     def __init__(self, engine: Engine, max_requests: int) -> None:
@@ -63,6 +64,7 @@ class EngineThread(threading.Thread):
         self.paused, self.steps, self.delay = False, 0, 0.0
         self.on_turn: Callable[[], None] | None = None
         self.on_finished: Callable[[RequestOutput], None] = lambda output: None
+        self.on_closing: Callable[[], None] = lambda: None
         self.closing = False
         self.num_told = 0  # requests whose clients were told that the server stops
         self._max_requests = max_requests
@@ -112,6 +114,7 @@ class EngineThread(threading.Thread):
 
         if not self.closing:
             self.closing = True
+            self.on_closing()
             self.control(paused=False, delay=0.0)
             asyncio.get_running_loop().call_later(drain_seconds, tell)
 

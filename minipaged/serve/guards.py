@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minipaged.serve import ServeSettings
+from minipaged.serve.engine_thread import EngineThread
 from minipaged.serve.protocol import AnyBody, ApiError, parse
 
 LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
@@ -106,7 +107,8 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
             self._head = 0
-            self._wait(None)
+            if not self.flow.write_paused:  # what is sent does not excuse from reading
+                self._wait(None)
             return
         if self._timer is None:  # bytes that trickle in do not start the time anew
             self._wait(self.settings.body_seconds)
@@ -146,7 +148,7 @@ class Server(uvicorn.Server):
         self.on_exit()
 
 
-def make_server(app: Starlette, settings: ServeSettings) -> Server:
+def make_server(app: Starlette, thread: EngineThread, settings: ServeSettings) -> Server:
     """A server that is ready to `run`."""
     config = uvicorn.Config(
         app,
@@ -157,14 +159,9 @@ def make_server(app: Starlette, settings: ServeSettings) -> Server:
         access_log=False,
         log_level="warning",
         server_header=False,
-        limit_concurrency=settings.max_connections,
+        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses the one that reaches it
         timeout_graceful_shutdown=int(settings.drain_seconds) + 5,
     )
-    server, thread, page = Server(config), app.state.thread, app.state.page
-
-    def shut_down() -> None:
-        thread.shut_down(settings.drain_seconds)
-        page.close()
-
-    server.on_exit = lambda: thread.post(shut_down)
+    server = Server(config)
+    server.on_exit = lambda: thread.post(thread.shut_down, settings.drain_seconds)
     return server

@@ -15,13 +15,14 @@ from collections import Counter
 from pathlib import Path
 
 from minipaged import LLM
+from coursekit.language import said
 from coursekit.lesson import compare, say
 from coursekit.vllm_today import POINTS, SETTINGS, VERSION
 
 
 def text_table(header, rows):
     lines = [header, [":--"] * len(header), *rows]
-    say("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    say("\n".join("| " + " | ".join(map(said, line)) + " |" for line in lines))
 
 
 # %% [markdown]
@@ -30,7 +31,7 @@ def text_table(header, rows):
 # **Of what the paper describes, and you have built, what does vLLM still do?** These are the parts:
 
 # %%
-print(len(POINTS), "parts:", ", ".join(point.subject for point in POINTS))
+print(len(POINTS), "parts:", ", ".join(said(point.subject) for point in POINTS))
 
 # %% [markdown]
 # ## Your prediction
@@ -187,8 +188,8 @@ assert all(point.shows for point in POINTS)
 #   that end inside a block.
 # - Names are the same where both have them, so a script moves with its first line.
 #
-# **That was the last lesson.** The engine is yours to change; [CONTRIBUTING](../CONTRIBUTING.md) says how. To go back
-# to the map: [00 · Start here](00_start_here.ipynb). To the lesson before: [13 · Smaller K and V](13_smaller_kv.ipynb).
+# **Next:** [15 · Serving](15_serving.ipynb), the last lesson: requests that come over a network. To go back to the map:
+# [00 · Start here](00_start_here.ipynb). To the lesson before: [13 · Smaller K and V](13_smaller_kv.ipynb).
 #
 # ### Sources
 #

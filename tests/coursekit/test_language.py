@@ -7,6 +7,7 @@ import pytest
 from checkout import ROOT
 
 from coursekit import language, lesson
+from coursekit.vllm_today import POINTS, SETTINGS
 
 
 def fields(text):
@@ -51,3 +52,9 @@ def test_every_message_that_a_lesson_says_has_a_translation():
     ]
     assert len(texts) >= 5
     assert [text for text in texts if text not in language.messages("zh")] == []
+
+
+def test_what_lesson_14_says_of_vllm_has_a_translation():
+    rows = [(point.subject, point.paper, point.vllm, point.minipaged) for point in POINTS]
+    texts = {text for row in rows for text in row} | {setting.subject for setting in SETTINGS}
+    assert texts - set(language.messages("zh")) == set()

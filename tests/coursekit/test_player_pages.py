@@ -11,7 +11,7 @@ import pytest
 
 from coursekit.player import MAX_OUTPUT_BYTES, Player, player_page
 from coursekit.recording import Recording
-from minipaged.serve.snapshot import FORMAT, VERSION
+from minipaged.recording import FORMAT, VERSION
 
 HEADER = {"format": FORMAT, "version": VERSION, "lane": "blocks", "model": "m", "num_blocks": 4,
           "block_size": 4, "bytes_per_block": 64}  # fmt: skip

@@ -1,6 +1,8 @@
 """Recordings of an `LLM`: versioned, bounded, the same each time, and read back as the engine had it."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -125,12 +127,17 @@ def test_a_watched_engine_is_not_recorded_and_one_that_raised_is_let_go():
     assert llm.engine.on_step is None
 
 
-def test_a_trace_becomes_a_recording_after_the_run():
+def test_a_trace_becomes_a_recording_after_the_run(tmp_path):
     llm = make_llm()
     generate(llm, [[1, 2, 3]])
-    header, *frames = map(json.loads, from_trace(llm).lines)
+    from_trace(llm).save(tmp_path / "run.jsonl")
+    saved = Recording.load(tmp_path / "run.jsonl")
+    header, *frames = map(json.loads, saved.lines)
     assert header["format"] == "minipaged-recording"
     assert [frame["blocks_held"] for frame in frames] == [step.blocks_held for step in llm.trace]
+    assert [frame["index"] for frame in frames] == list(range(len(llm.trace)))
+    assert frames[-1]["generated"] == sum(step.decode_tokens for step in llm.trace) > 0
+    assert sum(1 for _ in moments(saved)) == len(frames), "and it plays"
 
 
 def test_two_engines_stand_side_by_side_step_by_step():
@@ -147,3 +154,11 @@ def test_two_engines_stand_side_by_side_step_by_step():
     assert sum(1 for _ in moments(both)) == max(len(run.lines) - 1 for run in runs)
     with pytest.raises(ValueError, match=r"both recordings have a lane \['blocks'\]"):
         runs[0].beside(runs[0])
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "recordings.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, page.name, "exec"), {})
+    assert len(Recording.load("run.jsonl").lines) == 1 + 8, "a header, and a frame for each step"

@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from coursekit.silent import at_once, exactly, replay, silent_engine
-from minipaged.model.tiny import TINY
+from coursekit.silent import add_all, at_once, exactly, real_llm, replay, silent_engine
+from minipaged.checkpoints.loading import LoadedModel
+from minipaged.model.tiny import TINY, random_llama
 
 SIZES = {"num_slots": 512, "max_len": 128}
 
@@ -52,3 +53,14 @@ def test_one_engine_can_be_stepped_by_hand():
     while engine.has_unfinished_requests():
         outputs = engine.step()
     assert list(outputs[0].outputs[0].token_ids) == [0, 0, 0]
+
+
+def test_the_real_engine_runs_what_the_silent_one_runs():
+    loaded = LoadedModel(random_llama(), None, TINY, "tiny")
+    lengths = [[20, 12]] * 40
+    llm = real_llm(loaded, block_size=16, **SIZES)
+    add_all(llm.engine, np.array(lengths))
+    for _ in range(15):
+        llm.engine.step()
+    silent, _ = served(lengths, 16, most_steps=15)
+    assert [r.running for r in llm.trace] == [r.running for r in silent.trace]

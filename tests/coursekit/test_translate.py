@@ -147,6 +147,19 @@ def test_only_new_code_is_executed(lesson, monkeypatch):
     assert stored()[0].source == "# 第一课"
 
 
+def test_a_cell_that_was_prose_when_the_translation_was_stored_takes_no_outputs(lesson, monkeypatch):
+    lesson_that_says(lesson, monkeypatch, "全部 2 个\n")
+    translate.main([])
+    target = translate.target_of(lesson)
+    notebook = nbformat.read(target, as_version=4)
+    prose = nbformat.v4.new_markdown_cell("gone")
+    prose.id = notebook.cells[2].id
+    notebook.cells[2] = prose
+    nbformat.write(notebook, target)
+    assert translate.main([]) == 0
+    assert stored()[2].outputs[0].text == "全部 2 个\n"
+
+
 def test_studies_are_translated_below_and_linked_with_the_lessons(lesson):
     extra = lesson.parents[1] / "extra"
     extra.mkdir()

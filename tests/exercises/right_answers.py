@@ -1508,3 +1508,68 @@ def my_batch(plan, block_size):
     return tokens, positions, slots, tables[owner], positions + 1
 """,
 ]
+
+RIGHT["step_cost"] = [
+    """
+import statistics
+
+def my_step_cost(measured):
+    try:
+        line = statistics.linear_regression(*zip(*measured, strict=True))
+    except (TypeError, statistics.StatisticsError):
+        raise ValueError("no line") from None
+    return [line.intercept, line.slope]
+""",
+    """
+def my_step_cost(measured):
+    n = len(measured)
+    x, y, xx, xy = (sum(f(a, b) for a, b in measured) for f in (
+        lambda a, b: a, lambda a, b: b, lambda a, b: a * a, lambda a, b: a * b))
+    d = n * xx - x * x
+    if not d:
+        raise ValueError(measured)
+    k = (n * xy - x * y) / d
+    return y / n - k * x / n, k
+""",
+]
+
+RIGHT["first_token"] = [
+    """
+def my_ttft(prompts, decoding, budget, fixed, per_token):
+    ms, i, done = 0.0, 0, 0
+    while i < len(prompts):
+        used = decoding
+        if used >= budget:
+            return float("inf")
+        joined = 0
+        while used < budget and i < len(prompts):
+            used += 1
+            done += 1
+            if done == prompts[i]:
+                i, done, joined = i + 1, 0, joined + 1
+        ms += fixed
+        ms += per_token * used
+        decoding += joined
+    return ms
+""",
+    """
+from collections import deque
+
+def my_ttft(prompts, decoding, budget, fixed, per_token):
+    queue, steps = deque(prompts), []
+    while queue:
+        room = max(budget - decoding, 0)
+        if not room:
+            return math.inf
+        before, ended = decoding, 0
+        while queue and room >= queue[0]:
+            room -= queue.popleft()
+            ended += 1
+        if queue:
+            queue[0] -= room
+            room = 0
+        steps.append(budget - room)
+        decoding = before + ended
+    return sum(fixed + per_token * n for n in steps)
+""",
+]

@@ -103,9 +103,9 @@ def test_conda_environment_agrees_with_the_project():
     conda_part = [part for part in environment["dependencies"] if isinstance(part, str)]
     assert conda_part == ["python=3.11", "pip"]
     options = [row for row in pip_part if row.startswith("-")]
-    assert options == ["--constraint constraints.txt", "--editable .[course]"]
+    assert options == ["--constraint constraints.txt", "--editable .[course,serve]"]
     listed = sorted(str(Requirement(row)) for row in pip_part if not row.startswith("-"))
-    assert listed == sorted(map(str, asked_for("course")))
+    assert listed == sorted({*map(str, asked_for("course")), *map(str, asked_for("serve"))})
 
 
 def test_version_is_the_same_everywhere():

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="the serve extra is not installed: `make served` installs it")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
+openai = pytest.importorskip("openai", reason="no serve extra: `make setup` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
 
 import httpx
 from tiny import running, tiny_llm

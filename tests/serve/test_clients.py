@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
-pytest.importorskip("servebench", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
+pytest.importorskip("servebench", reason="no serve extra: `make setup` installs it")
 
 from tiny import running, tiny_llm
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: `make served` installs it")
 
 import httpx

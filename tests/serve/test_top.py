@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
 
 import httpx
 from rich.console import Console

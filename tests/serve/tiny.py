@@ -18,11 +18,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from minipaged.checkpoints.loading import LoadedModel
 from minipaged.engine.llm import LLM
+from minipaged.live.pages import LivePage
 from minipaged.model.tiny import TINY, random_llama
 from minipaged.model.tokenizer import Tokenizer
 from minipaged.serve import ServeSettings
-from minipaged.serve.app import make_app
-from minipaged.serve.guards import make_server
+from minipaged.serve.app import Api, make_app
+from minipaged.serve.engine_thread import EngineThread
+from minipaged.serve.guards import Server, make_server
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -49,13 +51,19 @@ def tiny_llm(**settings: Any) -> LLM:
     return LLM(loaded, **{"num_blocks": 128, "block_size": 8, "max_num_seqs": 32} | settings)
 
 
+def make(llm: LLM, settings: ServeSettings) -> tuple[Server, EngineThread]:
+    """A server with its live page, as `minipaged serve` makes it."""
+    api = Api(llm, settings)
+    page = LivePage(llm, api.thread, settings)
+    return make_server(make_app(api, page.routes()), api.thread, settings), api.thread
+
+
 class Running:
     """A server in a thread of this process; `url` is where it listens."""
 
     def __init__(self, llm: LLM, settings: ServeSettings) -> None:
         self.llm, self.settings = llm, settings
-        app = make_app(llm, settings)
-        self.server, self.thread = make_server(app, settings), app.state.thread
+        self.server, self.thread = make(llm, settings)
         self._socket = socket.create_server((settings.host, settings.port))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -70,6 +78,11 @@ class Running:
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.005)
+
+    @property
+    def connections(self) -> set[Any]:
+        """Uvicorn's, those that are open."""
+        return self.server.server_state.connections
 
     @property
     def is_idle(self) -> bool:
@@ -100,12 +113,11 @@ def main() -> None:
     """A server as a process of its own, for signals: prints its port, then serves until it is told to end."""
     listener = socket.create_server(("127.0.0.1", 0))
     llm, settings = tiny_llm(), ServeSettings(port=0, drain_seconds=float(sys.argv[1]))
-    app = make_app(llm, settings)
-    server = make_server(app, settings)
+    server, thread = make(llm, settings)
     print(listener.getsockname()[1], flush=True)
     server.run(sockets=[listener])
     pool = llm.engine.pool
-    print(f"free {pool.num_free} of {pool.num_blocks}, told {app.state.thread.num_told}", flush=True)
+    print(f"free {pool.num_free} of {pool.num_blocks}, told {thread.num_told}", flush=True)
 
 
 if __name__ == "__main__":

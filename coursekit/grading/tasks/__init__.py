@@ -28,6 +28,8 @@ _MODULES = {
     "scheduler_step": "ex11",
     "engine_step": "ex12",
     "engine_batch": "ex12",
+    "step_cost": "ex15",
+    "first_token": "ex15",
 }
 
 

@@ -20,7 +20,7 @@ from coursekit.lesson import number, say, table
 #
 # Take a model of 70 billion parameters with 16-bit weights on cards of 80 GB: 80 layers, 8 KV heads of 128. Under
 # tensor parallelism the scheduler still sees one pool: block 17 is block 17 on every card, a piece of each. But heads
-# cannot be cut. (We leave out what activations and CUDA graphs take; lesson 02 keeps room for them.)
+# cannot be cut. (We leave out what activations and CUDA graphs take.)
 
 
 # %%

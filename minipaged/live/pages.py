@@ -1,18 +1,12 @@
-"""The live page's side of the server: its files, the feed of frames, the controls, and users to look at."""
+"""The live page's side of the server: its files, the feed of frames, and the controls."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib.resources import files
-from itertools import count, cycle, islice
-from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -22,16 +16,17 @@ from starlette.routing import Route
 from minipaged.config import CacheConfig
 from minipaged.engine.engine import Engine
 from minipaged.engine.llm import LLM
-from minipaged.sampling_params import SamplingParams
+from minipaged.live.users import Arrivals, Users
+from minipaged.recording import Camera, line
 from minipaged.serve import ServeSettings
-from minipaged.serve.engine_thread import SERVED, EngineThread
+from minipaged.serve.engine_thread import EngineThread
 from minipaged.serve.guards import read
 from minipaged.serve.protocol import ApiError, Body
-from minipaged.serve.snapshot import Camera, line
 
-STRIPS = "strips"  # the lane of contiguous memory
+STRIPS, STRIP_LENGTH = "strips", 512  # the lane of contiguous memory, and the tokens of a strip
+FRAME_SECONDS = 0.1  # between two frames
 MAX_PAGES, MAX_BEHIND = 8, 100  # open at once; frames that a page may be behind
-PAGE = files("minipaged.serve") / "page"
+PAGE = files("minipaged.live") / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -39,11 +34,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-# "words" to fill prompts with, and mixes: prompt and generated tokens of each request, in order of arrival
-MIXES: dict[str, Any] = json.loads((PAGE / "mixes.json").read_text())
-WORDS = MIXES.pop("words")
-SHARED, NUM_SHARED = "shared prefix", 64  # a mix in which all prompts begin alike, and how many tokens do
-MIXES[SHARED] = [(NUM_SHARED + prompt, output) for prompt, output in MIXES["instruct64"]]
 
 
 class Control(Body):
@@ -55,22 +45,14 @@ class Control(Body):
     strips: bool | None = None
 
 
-class Users(Body):
-    """Users who come at random moments, `rate` a second, each with a request of the mix."""
-
-    count: int = Field(30, ge=1, le=200)
-    rate: float = Field(8.0, gt=0, le=1000)
-    mix: str = "chat48"
-
-
 class LivePage:
     def __init__(self, llm: LLM, thread: EngineThread, settings: ServeSettings) -> None:
         self._llm, self._thread, self._settings = llm, thread, settings
         self._pages: set[asyncio.Queue[str | None]] = set()  # used in the event loop
         self._cameras: list[Camera] = []  # used in the engine's thread
         self._due = 0.0
-        self._numbers, self._random = count(1), random.Random(0)
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arrivals = Arrivals(llm, thread, settings.max_requests)
+        thread.on_closing = self.close
 
     def routes(self) -> list[Route]:
         return [
@@ -135,9 +117,9 @@ class LivePage:
         self._thread.lanes.pop(STRIPS, None)
 
     def _look(self) -> None:
-        thread, now, interval = self._thread, time.monotonic(), 1 / self._settings.frame_rate
-        if now >= self._due or thread.delay >= interval or thread.rests():
-            self._due = now + interval
+        thread, now = self._thread, time.monotonic()
+        if now >= self._due or thread.delay >= FRAME_SECONDS or thread.rests():
+            self._due = now + FRAME_SECONDS
             state = {"paused": thread.paused, "delay": thread.delay}
             for camera in self._cameras:
                 thread.post(self._show, line(camera.frame() | state))
@@ -163,7 +145,7 @@ class LivePage:
 
     def _make_strips(self) -> Engine:
         """The same model and as many bytes; each request reserves a strip for the longest length."""
-        engine, length = self._llm.engine, min(self._settings.strip_length, self._llm.max_model_len)
+        engine, length = self._llm.engine, min(STRIP_LENGTH, self._llm.max_model_len)
         num_tokens = engine.pool.num_blocks * engine.cache_config.block_size
         if num_tokens < length:
             raise ApiError(400, f"the cache holds {num_tokens} tokens, a strip would take {length}")
@@ -184,29 +166,5 @@ class LivePage:
 
     async def users(self, request: Request) -> Response:
         ask = await read(request, Users, self._settings)
-        if ask.mix not in MIXES:
-            raise ApiError(400, f"mix is {ask.mix!r}, there are {sorted(MIXES)}", "mix")
-        task = asyncio.create_task(self._arrive(ask))
-        self._arriving.add(task)
-        task.add_done_callback(self._arriving.discard)
+        self._arrivals.begin(ask)
         return JSONResponse({"count": ask.count})
-
-    async def _arrive(self, ask: Users) -> None:
-        """Queue requests of the mix at random moments, in every lane where they fit."""
-        tokenizer, numbers = self._llm.tokenizer, range(min(97, self._llm.model_config.vocab_size))
-        words = list(numbers) if tokenizer is None else tokenizer.encode(WORDS)
-        with suppress(ApiError):  # the queue is full: the others stay away
-            for num_prompt, num_output in islice(cycle(MIXES[ask.mix]), ask.count):
-                number = next(self._numbers)
-                shared = NUM_SHARED if ask.mix == SHARED else 0
-                own = islice(cycle(words), number * 7 % len(words), None)  # users begin in different places
-                prompt = [*islice(cycle(words), shared), *islice(own, num_prompt - shared)]
-                params = SamplingParams(seed=number, max_tokens=num_output, ignore_eos=True)
-                for lane, engine in list(self._thread.lanes.items()):
-                    ids = prompt[: max(1, engine.config.max_model_len - num_output)]
-                    request = engine.make_request(f"user-{number}", {"prompt_token_ids": ids}, params)
-                    if lane == SERVED:
-                        self._thread.submit([request])
-                    elif len(engine.requests) < self._settings.max_requests:
-                        self._thread.run_soon(partial(engine.add, [request]))
-                await asyncio.sleep(self._random.expovariate(ask.rate))

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the serve extra is not installed: `make served` installs it")
+pytest.importorskip("uvicorn", reason="no serve extra: `make setup` installs it")
 
 from tiny import tiny_llm
 
 from minipaged.core.request import Status
+from minipaged.live.users import MIXES
+from minipaged.recording import Camera, recording
 from minipaged.sampling_params import SamplingParams
-from minipaged.serve.pages import MIXES
-from minipaged.serve.snapshot import Camera, recording
 
 pytestmark = pytest.mark.serve
 

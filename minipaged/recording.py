@@ -1,8 +1,8 @@
 """Frames of the engine's memory, as lines of JSON: for the live page, and for a recording of a run.
 
 docs/recordings.md describes the format. A frame has only what changed since the one before, so that a page
-costs the engine little and a file stays small. This is the one module of the server that looks into requests
-and block tables. It changes nothing.
+costs the engine little and a file stays small. A camera looks into requests and block tables, and changes
+nothing.
 """
 
 from __future__ import annotations
