@@ -237,7 +237,8 @@ settings = {"dtype": "float32", "device": pick_device()[0], "num_blocks": 200}
 llm = LLM("smollm2-135m", **settings, max_model_len=600, enable_prefix_caching=False)
 tokenizer = llm.get_tokenizer()
 TASK = tokenizer.encode(
-    "Instruction: Write a short sentence about the sea and the people who live beside it.\nResponse:"
+    "Instruction: Write a short sentence about the sea and the people who live beside it."
+    "\nResponse:"
 )
 params = SamplingParams(n=4, temperature=1.0, seed=9, max_tokens=32, ignore_eos=True)
 [answer] = llm.generate({"prompt_token_ids": TASK}, params, use_tqdm=False)

@@ -41,7 +41,8 @@ llm = LLM(
 )  # fmt: skip
 tokenizer = llm.get_tokenizer()
 TASK = tokenizer.encode(
-    "Instruction: Write a short sentence about the sea and the people who live beside it.\nResponse:"
+    "Instruction: Write a short sentence about the sea and the people who live beside it."
+    "\nResponse:"
 )
 
 
