@@ -6,10 +6,12 @@
 # other models and the real lengths. How far do its figures agree, and where they do not, why?
 
 # %%
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from minipaged import LLM, BeamSearchParams, KVSpec, KVStorage
+from minipaged import LLM, BeamSearchParams, KVSpec, KVStorage, SamplingParams
 from minipaged.attention import get_backend
 from minipaged.cache import BlockCopy, BlockPool, BlockTable, append_all
 from minipaged.cache.accounting import Sharing
@@ -24,6 +26,58 @@ lengths = {name: lognormal_lengths(key, 2000, seed=0) for name, key in NAMES.ite
 COUNTS = (2, 4, 6)
 
 # %% [markdown]
+# ## Sharing changes no token
+#
+# First, what the lesson takes for granted. SmolLM2, in float32, because we want to compare tokens. One request with four
+# samples, against four requests with one sample each, which share nothing. Both must draw the same random numbers. In
+# the engine these depend on the request's seed and the number of the sample, its `key`; so each private request gets the
+# key of one of the four samples.
+
+# %%
+device, _ = pick_device()
+llm = LLM(
+    "smollm2-135m", dtype="float32", device=device,
+    num_blocks=200, max_model_len=600, enable_prefix_caching=False,
+)  # fmt: skip
+tokenizer = llm.get_tokenizer()
+TASK = tokenizer.encode(
+    "Instruction: Write a short sentence about the sea and the people who live beside it."
+    "\nResponse:"
+)
+
+
+def sampling(n):
+    return SamplingParams(n=n, temperature=1.0, seed=9, max_tokens=32, ignore_eos=True)
+
+
+def run_all(requests):
+    """Serve them together. The outputs in order, and the most blocks held at once."""
+    llm.engine.reset_stats()
+    llm.engine.add(requests)
+    done = {}
+    while llm.engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in llm.engine.step() if output.finished}
+    return list(done.values()), max(record.blocks_held for record in llm.trace)
+
+
+# %%
+shared = llm.engine.make_request("shared", TASK, sampling(4))
+private = [llm.engine.make_request(f"private {i}", TASK, sampling(1)) for i in range(4)]
+for lender, parent in zip(shared.samples, private, strict=True):
+    (own,) = parent.samples
+    own.sampling = replace(own.sampling, key=lender.sampling.key)
+
+[together], held_together = run_all([shared])
+apart, held_apart = run_all(private)
+answers = [sample.token_ids for sample in together.outputs]
+assert answers == [output.outputs[0].token_ids for output in apart]
+assert len(set(map(tuple, answers))) == 4  # they do differ from one another
+print("the same four answers;", held_together, "blocks together,", held_apart, "apart")
+assert held_apart - held_together == 3 * (len(TASK) // 16)
+
+# %% [markdown]
+# Three blocks fewer: the prompt has one full block, kept once instead of four times.
+#
 # ## Parallel samples
 #
 # The formula of the lesson, and first a check that real block tables agree with it:
@@ -121,17 +175,7 @@ assert np.median(lengths["instructions"][:, 0]) < 16 < 19
 # hypothesis gets, for its next token, the probabilities that SmolLM2 had at *some* step of six real searches, drawn at
 # random. The search, the tables and the pool are the engine's own. First the real searches:
 
-# %% tags=["nbval-ignore-output"]
-device, _ = pick_device()
-llm = LLM(
-    "smollm2-135m", dtype="float32", device=device,
-    num_blocks=200, max_model_len=600, enable_prefix_caching=False,
-)  # fmt: skip
-tokenizer = llm.get_tokenizer()
-TASK = tokenizer.encode(
-    "Instruction: Write a short sentence about the sea and the people who live beside it.\\n"
-    "Response:"
-)
+# %%
 CHAT = tokenizer.encode("""Question: I am planning a trip of two weeks through the north of Italy
 with my parents, who are both over seventy and do not like to walk far. We arrive in Milan on a
 Saturday morning and fly home from Venice. We would like to see lakes, some old towns, and at least
