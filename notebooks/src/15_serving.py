@@ -9,7 +9,7 @@
 # **You will be able to** measure both against a real server; say at which rate of requests waiting runs away, and why it
 # begins to hurt long before; and see when somebody else's measurement hides it.
 #
-# About 30 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
+# About 35 minutes. Runs in about a minute on two CPU cores; a GPU is used when there is one.
 
 # %%
 import asyncio
