@@ -34,6 +34,7 @@ TERM = [
     ("Scheduling", ["11"]),
     ("The engine", ["12"]),
     ("Smaller caches, vLLM today", ["13", "14"]),
+    ("Serving", ["15"]),
 ]
 DAY = [
     ("Morning: why memory is the limit", ["00", "02"], ["bytes_per_token"]),

@@ -78,7 +78,7 @@ check.step_cost(my_step_cost)
 # 3. A request whose prompt is complete **decodes from the next step on**.
 #
 # A step takes `fixed + per_token * tokens`, of all tokens that it computed. When the decodes leave nothing of the budget, the newcomer
-# never gets a token: the answer is `math.inf`.
+# never gets a token: the answer is `math.inf`. The list `prompts` is not changed.
 #
 # **Example.** `my_ttft([6, 4], 2, 8, 10, 1)`: the first step computes 2 decodes and the 6 tokens of the first prompt, in 10 + 8 = 18 ms. The second has 3 decodes and
 # the newcomer's 4 tokens, 10 + 7 = 17 ms. The answer is 35.

