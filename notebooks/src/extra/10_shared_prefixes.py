@@ -7,12 +7,14 @@
 # shares nothing. What should we expect?
 
 # %%
+from collections import deque
+
 import numpy as np
 
-from minipaged import LLM, SamplingParams
-from minipaged.checkpoints.loading import LoadedModel
-from minipaged.model.tiny import TINY, random_llama
+from minipaged import SamplingParams
+from minipaged.cache import BlockPool, BlockTable, hash_blocks, usable_hits
 from coursekit.lesson import say, table
+from coursekit.small_engine import small_llm
 from coursekit.traffic import contiguous_traffic, paged_traffic
 
 # %% [markdown]
@@ -93,14 +95,10 @@ assert limits[80] > PAPER[80] and limits[341] < PAPER[341]
 
 
 # %%
-tiny = LoadedModel(random_llama(), None, TINY, "tiny")
-
-
 def running_at_once(length, caching):
     """Mean number of requests that ran while others waited, in a pool of 120 blocks."""
-    sizes = {"block_size": 16, "num_blocks": 120, "max_model_len": 480}
-    limits = {"device": "cpu", "max_num_batched_tokens": 2048, "enable_prefix_caching": caching}
-    llm = LLM(tiny, **sizes, **limits)
+    settings = {"block_size": 16, "num_blocks": 120, "max_model_len": 480, "watermark": 0.01}
+    llm = small_llm(enable_prefix_caching=caching, **settings)
     prefix = rng.integers(0, 256, length).tolist()
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     llm.generate({"prompt_token_ids": prefix}, one, use_tqdm=False)
@@ -126,6 +124,76 @@ for length in PAPER:
         assert abs(measured / expected - 1) < 0.15
 table(["prefix", "predicted at once", "measured"], rows)
 assert rows[1][2] > 2 * rows[0][2] and rows[3][2] > 4 * rows[2][2]
+
+# %% [markdown]
+# The rest of this study tries three things that the lesson says.
+#
+# ## Full, and computed
+#
+# A prompt of 10 tokens, blocks of 4, and only 6 tokens are computed in a step. After each step we ask what another
+# request with the same text would find.
+
+# %%
+small = {"block_size": 4, "num_blocks": 20, "enable_prefix_caching": True}
+llm = small_llm(max_num_batched_tokens=6, max_num_seqs=4, **small)
+params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+llm.engine.add_request("slow", list(range(50, 60)), params)
+rows = []
+for step in range(1, 5):
+    llm.engine.step()
+    (request,) = llm.engine.scheduler.running
+    published = 4 * len(llm.engine.pool.lookup(hash_blocks(request.tokens, 4)))
+    rows.append((f"step {step}", request.num_computed, len(request.table.blocks), published))
+table(["after", "tokens computed", "blocks taken", "tokens published"], rows)
+assert [row[3] for row in rows] == [4, 8, 8, 12]
+
+# %% [markdown]
+# In step 1 the request has two blocks, and publishes one: the other has slots that nothing has been written to. In step
+# 4 the *answer* fills a block, and that is published too.
+#
+# ## Salts
+#
+# A [cache salt](../../docs/glossary.md#cache-salt) goes into the hash of the first block. The same nine tokens, with
+# four salts in turn; how many are found?
+
+# %%
+llm = small_llm(**small)
+one_token = SamplingParams(temperature=0, max_tokens=1)
+found = []
+for salt in ({"cache_salt": "clinic"}, {"cache_salt": "clinic"}, {"cache_salt": "school"}, {}):
+    [output] = llm.generate({"prompt_token_ids": list(range(9))} | salt, one_token, use_tqdm=False)
+    found.append(output.num_cached_tokens)
+print("clinic, clinic, school, no salt:", found)
+assert found == [0, 8, 0, 0]
+
+# %% [markdown]
+# Only the one with the same salt finds anything.
+#
+# ## Two thousand requests
+#
+# A hash stands for all tokens from the first on, and a block that is handed out again loses its hash. Two thousand
+# random requests in a pool that is always too small; for each block we note the *text* it was filled for.
+
+# %%
+rng = np.random.default_rng(1)
+pool, text_of, running, hit_tokens = BlockPool(12), {}, deque(), 0
+for _ in range(2000):
+    # only two kinds of tokens, so that many texts begin alike
+    tokens = rng.integers(0, 2, rng.integers(4, 14)).tolist()
+    if len(running) == 2:
+        running.popleft().free()
+    hits = pool.lookup(hash_blocks(tokens, 2)[: usable_hits(len(tokens), 2)])
+    assert all(text_of[block] == tokens[: 2 * place + 2] for place, block in enumerate(hits))
+    one = BlockTable(pool, 2)
+    if one.begin(hits, len(tokens)):
+        for place in range(len(hits), len(tokens) // 2):
+            text_of[one.blocks[place]] = tokens[: 2 * place + 2]
+        one.publish(hash_blocks(tokens, 2), len(tokens))
+        running.append(one)
+        hit_tokens += 2 * len(hits)
+    pool.check_invariants(running)
+print(hit_tokens, "tokens found, each in a block filled for the very same text")
+assert hit_tokens > 1000
 
 # %% [markdown]
 # ### Source
