@@ -54,7 +54,7 @@ class FollowedPool:
     def run(self, name: str, tokens: Sequence[int]) -> BlockTable:
         """Admit a request, and label its blocks by the request that filled them."""
         one = admit(self.pool, tokens, self.block_size)
-        keys = [*hash_blocks(tokens, self.block_size), name]  # a tail has no hash
+        keys: list[bytes | str] = [*hash_blocks(tokens, self.block_size), name]  # a tail has no hash
         for place, block in enumerate(one.blocks):
             self._contents[block] = self._labels.setdefault(keys[place], f"{name}{place}")
         return one

@@ -4,8 +4,8 @@
 
 That is the engine, its server and the course. What tests, linters, teachers, cluster jobs or the site need is
 an extra of pyproject.toml, added by the commands that need it. Only the standard library is used. A second
-call compares one hash and returns at once. Every failure that has a known cause ends in one sentence with the way out;
-pip's full log stays in `.venv/setup.log`.
+call compares one hash and returns at once. Every failure that has a known cause ends in one sentence with the
+way out; pip's full log stays in `.venv/setup.log`.
 """
 
 import sys

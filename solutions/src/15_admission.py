@@ -35,8 +35,8 @@ from coursekit.checks import attempt, check
 #
 # <details><summary>Hint 3</summary>
 #
-# `spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in measured)`. It is zero when all steps have the same number of tokens: that is the `ValueError`. And
-# `fixed = mean_time - per_token * mean_tokens`.
+# The divisor is zero when all steps have the same number of tokens: that is the `ValueError`, to be raised before you divide. And since the line goes through the mean
+# point, `fixed` is the mean of the times less `per_token` times the mean of the tokens.
 #
 # </details></details></details>
 

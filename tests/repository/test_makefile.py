@@ -65,15 +65,15 @@ def extras(target: str) -> set[str]:
 
 
 def test_a_command_installs_what_it_needs_and_no_more():
-    for target in ("setup", "doctor", "demo", "lab", "kernels", "build", "slides", "pictures"):
+    for target in ("setup", "doctor", "demo", "lab", "serve", "kernels", "build", "slides", "pictures"):
         assert extras(target) == set(), target
     for target in ("test", "unit", "notebooks", "check", "long", "fuzz", "bench"):
         assert extras(target) == {"test"}, target
     assert extras("lint") == extras("types") == {"lint"}
     assert extras("browser") == {"test", "browser"}
-    for target in ("serve", "scale", "teach"):
+    for target in ("scale", "teach", "site"):
         assert extras(target) == {target}
-    assert extras("site") == {"site", "serve"}
+    assert extras("served") == {"test", "serve-test", "browser"}
 
 
 def test_only_a_teacher_gets_nbgrader_and_its_menu():
