@@ -251,9 +251,9 @@ say(f"""
 assert (counted.entries, counted.entries - counted.blocks) == (entries, saved)
 
 # %% [markdown]
-# Exact, to the block. (That sharing changes no token, the study [Blocks saved, beside the paper](extra/09_blocks_saved.ipynb) shows.)
-# So for a whole workload no model is needed, only lengths: 2000 short instructions (log-normal, with the means of the
-# paper's Alpaca), and 2000 chats (like its ShareGPT), drawn as in lesson 03.
+# Exact, to the block. So for a whole workload no model is needed, only lengths: 2000 short instructions (log-normal, with
+# the means of the paper's Alpaca), and 2000 chats (like its ShareGPT), drawn as in lesson 03. (The study [Blocks saved,
+# beside the paper](extra/09_blocks_saved.ipynb) shows that sharing changes no token.)
 
 # %%
 NAMES = {"chats": "sharegpt", "instructions": "alpaca"}
@@ -284,7 +284,7 @@ assert short > 0.5
 #
 # ### Beam search
 #
-# Beam search keeps the `width` best texts so far, its *hypotheses*. At every token each is continued in all ways, and
+# Beam search keeps the `beam_width` best texts so far, its *hypotheses*. At every token each is continued in all ways, and
 # the best of *all* continuations live on. If two of them have the same parent, the parent is forked. A parent without
 # children is freed. So relatives share not only the prompt but everything before they parted. Four hypotheses for the
 # same instruction, 58 tokens each. (Which of them win may depend on the last digit of a sum, so the output may differ a

@@ -397,7 +397,7 @@ class GuardedCache:
 
 
 # %% [markdown]
-# Its test passes: a text is found again, and not any more when others have used its blocks.
+# Its test passes: a text is found again, until others have used its blocks.
 
 # %%
 tested = GuardedCache(3)
@@ -437,8 +437,9 @@ assert (right, let_through) == (2, 4)
 # entry still leads there. The guard compares tokens, and the tokens are equal. The keys are not, from the second layer
 # on. With long texts it is not rare: the same question after two instructions of the same length is enough.
 #
-# Two cures: remove the hash when the block is handed out (`_remove_from_index`), or compare the block's *hash*. nano-vllm had this bug (issue 163), and vLLM one of its kind in an earlier engine (pull
-# requests 4761 and 4764: a block that was evicted stayed in the index).
+# Two cures: remove the hash when the block is handed out (`_remove_from_index`), or compare the block's *hash*.
+# nano-vllm had this bug (issue 163), and vLLM one of its kind in an earlier engine (pull requests 4761 and 4764: a block
+# that was evicted stayed in the index).
 # </details>
 #
 # ## Check yourself
