@@ -61,7 +61,7 @@ print(answer.outputs[0].text.strip())
 # 3. **why** it came out that way, and **the code as it stands**, shown from its file in the engine;
 # 4. **what must hold**: the rules that a correct engine never breaks, each as an `assert` that you can run;
 # 5. **find the bug**: you get the symptom, you name the cause;
-# 6. questions to **check yourself**, and the **sources**. Lessons 01 to 12 also lead to an **exercise**.
+# 6. questions to **check yourself**, and the **sources**. Lessons 01 to 12, and 15, also lead to an **exercise**.
 #
 # The outputs you see were stored when the lesson was built; `make test` runs all lessons again and compares every line, except what
 # depends on your machine.
