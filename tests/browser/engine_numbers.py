@@ -12,8 +12,8 @@ import torch
 
 from coursekit.multiprocessors import busy_share, run_programs
 from coursekit.replay import replay_contiguous
-from coursekit.workloads import azure_lengths, lognormal_lengths
-from minipaged import LLM, AttentionBatch, BlockPool, BlockTable, KVSpec, SamplingParams
+from coursekit.workloads import lognormal_lengths
+from minipaged import LLM, BlockPool, BlockTable, KVSpec, SamplingParams
 from minipaged.attention.kernels import arguments
 from minipaged.attention.targets import TARGETS
 from minipaged.cache.prefix import hash_blocks, usable_hits
@@ -23,15 +23,6 @@ from minipaged.model.tiny import TINY, random_llama
 Numbers = list[float]
 Controls = dict[str, str]
 GB = 10**9
-
-
-def work(controls: Controls) -> Numbers:
-    """01: tokens computed by a text that grows from 4, read again whole each time, and with a cache."""
-    step = int(controls["step"])
-    lengths = range(4, 5 + step)
-    again = [AttentionBatch.build([[0]], [n], [n], 16) for n in lengths]
-    kept = [AttentionBatch.build([[0]], [n if n == 4 else 1], [n], 16) for n in lengths]
-    return [step, *(sum(len(batch.positions) for batch in batches) for batches in (again, kept))]
 
 
 def conversations(controls: Controls) -> Numbers:
@@ -105,8 +96,7 @@ def card_at_work(controls: Controls) -> Numbers:
         int(controls["sequences"]),
         int(controls["context"]),
     )
-    part = controls["keys a part"]
-    cut = arguments.keys_per_part(sequences, 8, context, count) if part == "chosen" else int(part)
+    cut = arguments.keys_per_part(sequences, 8, context, count)
     shares = []
     for length in (context, cut):
         whole, rest = divmod(context, length)
@@ -197,21 +187,7 @@ def pool_in_step(controls: Controls) -> Numbers:
     return [step, free_blocks()[step], 12]
 
 
-def at_once(controls: Controls) -> Numbers:
-    """12: requests at once in strips of 4096 and, by the formula, in blocks of 16, for two kinds."""
-    strips = int(controls["strips"])
-    trace = azure_lengths("conv")
-    kinds = (trace[trace.sum(axis=1) <= 4096][::90], lognormal_lengths("alpaca", 2000, seed=0))
-    levels = []
-    for prompt, answer in (lengths.T for lengths in kinds):
-        held = (answer * (prompt + answer / 2)).sum() / answer.sum() + (16 - 1) / 2
-        levels.append(round(strips * 4096 / held))
-    token = KVSpec(num_layers=30, num_kv_heads=3, head_size=64, dtype=torch.bfloat16).bytes_per_token
-    return [round(strips * 4096 * token / 2**20), strips, 4096, *levels]
-
-
 EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
-    "01": work,
     "02": conversations,
     "03": holes,
     "04": growing_table,
@@ -222,6 +198,5 @@ EXPECTED: dict[str, Callable[[Controls], Numbers]] = {
     "09": fork,
     "10": eviction,
     "11": pool_in_step,
-    "12": at_once,
 }
 """Lesson -> the numbers below its widget."""
