@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coursekit.library import QUESTIONS
 from coursekit.recording import Recording, record
 from coursekit.workloads import load_mix
 from minipaged.engine.input_processor import Prompt
@@ -34,14 +35,6 @@ LIBRARY = (
     "and never invent a book. The library is open from nine to six on weekdays and from ten to four on "
     "Saturdays. Books may be kept for four weeks, films for one week. A book that comes back late costs ten "
     "cents a day."
-)
-QUESTIONS = (
-    "When do you open on Saturday?",
-    "May I keep a film for two weeks?",
-    "My son is nine. Can he get a card?",
-    "What does it cost when a book is late?",
-    "Where can our reading group meet?",
-    "How long may I use a computer?",
 )
 LONG = (
     "A library keeps its books on many short shelves, and a card in the catalogue lists the shelves that "

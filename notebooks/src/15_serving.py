@@ -164,6 +164,7 @@ async def clients(port, requests, moments):
 # %%
 mix = load_mix("instruct64")
 num_tokens = sum(request.max_tokens for request in mix)
+assert len(mix) == 64 and round(num_tokens / len(mix)) == 35  # as said above
 
 
 def capacity_of(port):

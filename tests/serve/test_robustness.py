@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ openai = pytest.importorskip("openai", reason="no serve extra: `make setup` inst
 
 import httpx
 from tiny import make, running, tiny_llm
+
+from minipaged.serve.app import Answer
+from minipaged.serve.engine_thread import Call
+from minipaged.serve.protocol import CompletionRequest, Form
 
 pytestmark = pytest.mark.serve
 LONG = {"model": "tiny", "prompt": "abc", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -125,6 +130,28 @@ def test_a_reader_that_takes_nothing_is_cut_off_even_if_it_sends(sends):
 
         server.wait_until(cut_off)
         server.wait_until_idle()
+
+
+def test_a_stream_that_takes_too_long_frees_its_blocks_before_its_reader_is_told():
+    """The last event may wait for a reader that takes nothing; the blocks must not wait with it."""
+    happened = []
+
+    class Thread:
+        def close(self, call):
+            happened.append("closed")
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            happened.append("told")
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    ask = CompletionRequest(prompt="a", stream=True)
+    call = Call([types.SimpleNamespace(request_id="cmpl-0")])
+    answer = Answer(Thread(), call, Form("cmpl-0", "tiny", ask, 1), seconds=0.05)
+    asyncio.run(answer({"type": "http"}, receive, send))
+    assert happened == ["closed", "told"]
 
 
 def test_half_sent_requests_are_given_up():

@@ -81,12 +81,18 @@ def no_line(learner: Learner, expect: Expect) -> None:
     )
 
 
+Queue = tuple[list[int], int, int]
+"""Prompts, decoding requests, and the budget."""
+
+
 def expect_ttft(
-    learner: Learner, expect: Expect, prompts: list[int], decoding: int, budget: int, *cost: float
+    learner: Learner, expect: Expect, *queues: Queue, fixed: float = 10, per_token: float = 2
 ) -> None:
-    given = f"my_ttft({prompts}, {decoding}, {budget}, {', '.join(f'{value:g}' for value in cost)})"
-    got = learner.my_ttft(list(prompts), decoding, budget, *cost)
-    expect.close(got, token_by_token(prompts, decoding, budget, *cost), given, tolerance=1e-6)
+    for queue in queues:
+        prompts, *rest = (*queue, fixed, per_token)
+        given = f"my_ttft({prompts}, {', '.join(f'{value:g}' for value in rest)})"
+        got = learner.my_ttft(list(prompts), *rest)
+        expect.close(got, token_by_token(*queue, fixed, per_token), given, tolerance=1e-6)
 
 
 def token_by_token(
@@ -119,8 +125,7 @@ def token_by_token(
     hint="the decodes' tokens cost time as well: fixed + per_token * (decoding + the prompt's tokens)",
 )
 def one_step(learner: Learner, expect: Expect) -> None:
-    for prompts, decoding, budget in ([5], 0, 8), ([5], 3, 8), ([1], 7, 8), ([100], 20, 256):
-        expect_ttft(learner, expect, prompts, decoding, budget, 10, 2)
+    expect_ttft(learner, expect, ([5], 0, 8), ([5], 3, 8), ([1], 7, 8), ([100], 20, 256))
 
 
 @FIRST_TOKEN.check(
@@ -129,8 +134,7 @@ def one_step(learner: Learner, expect: Expect) -> None:
     "be short",
 )
 def several_steps(learner: Learner, expect: Expect) -> None:
-    for prompts, decoding, budget in ([20], 0, 8), ([20], 3, 8), ([16], 0, 8), ([5], 7, 8):
-        expect_ttft(learner, expect, prompts, decoding, budget, 10, 2)
+    expect_ttft(learner, expect, ([20], 0, 8), ([20], 3, 8), ([16], 0, 8), ([5], 7, 8))
 
 
 @FIRST_TOKEN.check(
@@ -139,8 +143,7 @@ def several_steps(learner: Learner, expect: Expect) -> None:
     "same step",
 )
 def in_order(learner: Learner, expect: Expect) -> None:
-    for prompts, decoding, budget in ([3, 4], 0, 8), ([9, 3], 0, 8), ([12, 2], 0, 8), ([1, 1, 1], 2, 16):
-        expect_ttft(learner, expect, prompts, decoding, budget, 10, 2)
+    expect_ttft(learner, expect, ([3, 4], 0, 8), ([9, 3], 0, 8), ([12, 2], 0, 8), ([1, 1, 1], 2, 16))
 
 
 @FIRST_TOKEN.check(
@@ -149,13 +152,13 @@ def in_order(learner: Learner, expect: Expect) -> None:
     "and none in this",
 )
 def decodes_afterwards(learner: Learner, expect: Expect) -> None:
-    for prompts, decoding, budget in (
+    queues: list[Queue] = [
         ([6, 4], 2, 8),
         ([6, 10], 2, 8),
         ([2, 2, 2, 12], 0, 8),
         ([8, 8, 8], 0, 8),
-    ):
-        expect_ttft(learner, expect, prompts, decoding, budget, 10, 1)
+    ]
+    expect_ttft(learner, expect, *queues, per_token=1)
 
 
 @FIRST_TOKEN.check(
@@ -179,7 +182,8 @@ def random_queues(learner: Learner, expect: Expect) -> None:
         source = random.Random(seed)
         prompts = [source.randint(1, 30) for _ in range(source.randint(1, 6))]
         decoding, budget = source.randint(0, 6), source.randint(10, 24)
-        expect_ttft(learner, expect, prompts, decoding, budget, source.randint(0, 20), 0.5)
+        queue = prompts, decoding, budget
+        expect_ttft(learner, expect, queue, fixed=source.randint(0, 20), per_token=0.5)
     kept = learner.keep([5, 7, 3])
     learner.my_ttft(kept, 1, 8, 10, 2)
     expect.equal(learner.fetch(kept), [5, 7, 3], "prompts after my_ttft([5, 7, 3], 1, 8, 10, 2)")
