@@ -126,18 +126,16 @@ def token_budget(controls: Controls) -> Numbers:
 
 
 def fork(controls: Controls) -> Numbers:
-    """09: which block is held by how many, after a fork and two writes."""
+    """09: which block is held by how many; the history begins after the fork."""
     pool = BlockPool(4, enable_prefix_caching=False)
     parent = BlockTable(pool, 4)
     parent.append(6)
-    child = BlockTable(pool, 4)
+    child = parent.fork()
     for step in range(1, int(controls["step"]) + 1):
-        if step == 1:
-            child = parent.fork()
-        elif step in (2, 3):
-            (child if step == 2 else parent).append(1)
+        if step in (1, 2):
+            (child if step == 1 else parent).append(1)
         else:
-            (child if step == 4 else parent).free()
+            (child if step == 3 else parent).free()
     return [n for block in range(4) if pool.ref_count(block) for n in (block, pool.ref_count(block))]
 
 
